@@ -1,0 +1,101 @@
+"""The worker's side of LitServe: control messages in, one message a step and API server out."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from pagedcore.client import ModelInfo
+from pagedcore.config import EnginePlan
+from pagedcore.engine_loop import EngineLoop, Outbox
+from pagedcore.errors import EngineClosedError
+from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
+
+POLL_S = 1.0
+"""An idle worker looks this often whether its server and its engine are still alive."""
+
+Envelope = tuple[int, InboxMessage]
+"""What a control queue carries: the number of the API server, and its message."""
+
+
+class ControlQueue(Protocol):
+    """One worker's inbox, shared by all API servers: a queue of the server's manager."""
+
+    def put(self, item: Envelope) -> None: ...
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Envelope: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What a worker tells the API servers once it is warm."""
+
+    plan: EnginePlan
+    info: ModelInfo
+
+
+class WorkerBridge:
+    """Owns the way between one engine loop and the API servers; `serve` is the life of a worker process."""
+
+    def __init__(self, loop: EngineLoop, control: ControlQueue, send: Callable[[int, list[RequestUpdate]], None]) -> None:
+        self._loop = loop
+        self._control = control
+        self._send = send
+        self._outgoing: queue.SimpleQueue[tuple[int, list[RequestUpdate]]] = queue.SimpleQueue()
+        self._outboxes: dict[int, Outbox] = {}
+        self._sender = threading.Thread(target=self._forward, name="pagedcore-sender", daemon=True)
+
+    def serve(self) -> None:
+        """Until the server or the engine is gone; the engine is closed then."""
+        self._sender.start()
+        try:
+            while self._loop.is_alive and self._sender.is_alive() and _is_server_alive():
+                self._take()
+        except (EOFError, OSError):
+            return  # the manager is gone, and the server with it
+        finally:
+            self._loop.close()
+
+    def _take(self) -> None:
+        try:
+            queue_id, message = self._control.get(timeout=POLL_S)
+        except queue.Empty:
+            return
+        outbox = self._outboxes.setdefault(queue_id, partial(self._post, queue_id))
+        try:
+            self._loop.submit(message, outbox)
+        except EngineClosedError as error:
+            if isinstance(message, AddRequest):
+                outbox([RequestUpdate(request_id=message.request_id, new_token_ids=[], finish_reason="error", status="error", error=error)])
+
+    def _post(self, queue_id: int, updates: list[RequestUpdate]) -> None:
+        """An outbox, on the engine thread."""
+        self._outgoing.put((queue_id, updates))
+
+    def _forward(self) -> None:
+        """Send what the engine posts; steps that piled up meanwhile travel together."""
+        try:
+            while True:
+                for queue_id, updates in self._next_batches().items():
+                    self._send(queue_id, updates)
+        except (EOFError, OSError):
+            return  # nobody is left to send to
+
+    def _next_batches(self) -> dict[int, list[RequestUpdate]]:
+        batches: dict[int, list[RequestUpdate]] = {}
+        queue_id, updates = self._outgoing.get()
+        batches[queue_id] = list(updates)
+        while not self._outgoing.empty():
+            queue_id, updates = self._outgoing.get()
+            batches.setdefault(queue_id, []).extend(updates)
+        return batches
+
+
+def _is_server_alive() -> bool:
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()

@@ -1,0 +1,230 @@
+"""`AsyncEngine`: one engine for any number of event loops and threads of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pagedcore.client import ModelInfo, RequestContext
+from pagedcore.config import EngineConfig, EnginePlan
+from pagedcore.engine_loop import EngineLoop, build_engine
+from pagedcore.errors import ConfigError, EngineError, InvalidRequestError
+from pagedcore.front import Front, Prompt
+from pagedcore.observe.stats import StatsSnapshot
+from pagedcore.outputs import RequestOutput
+from pagedcore.sampling_params import SamplingParams
+from pagedcore.text.tokenizer import Tokenizer
+
+WARM_UP_PROMPT = (1, 2)
+"""Too short for a block of any size, so that a warm-up leaves nothing in the prefix cache."""
+
+
+class AsyncEngine:
+    """An engine and its front in one process. Owns both; `close` ends both.
+
+    Built without a running loop, used from several. Takes an `EngineConfig`, a mapping, or its fields as keywords.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | Mapping[str, Any] | None = None,
+        /,
+        *,
+        loop: EngineLoop | None = None,
+        text: Tokenizer | None = None,
+        **options: Any,
+    ) -> None:
+        """`loop` is one that is made and not started (a fake runner's, in a test); it brings its own config."""
+        self._loop = loop if loop is not None else build_engine(as_config(config, options))
+        self._is_warm = False
+        self.config = self._loop.plan.config
+        self.text: Tokenizer | None = text if text is not None else load_text(self._loop.plan)
+        self._front = Front(self._loop.info, self.text, self._send)
+        self._loop.start()
+        self._warm_up_device()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig | Mapping[str, Any]) -> AsyncEngine:
+        """The same, under the name people type."""
+        return cls(engine_args)
+
+    def _send(self, message: Any) -> None:
+        self._loop.submit(message, self._front.deliver)
+
+    # ---- requests
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        context: RequestContext | None = None,
+        add_special_tokens: bool = True,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream one request; see `EngineClient.generate`. `sampling_params` is another name of `params`."""
+        context = context or RequestContext(priority=priority, tenant=tenant, cache_salt=cache_salt)
+        chosen: SamplingParams = choose_params(params, sampling_params)
+        return self._front.generate(prompt, chosen, request_id, context=context, add_special_tokens=add_special_tokens)
+
+    def generate_sync(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        context: RequestContext | None = None,
+        add_special_tokens: bool = True,
+    ) -> Iterator[RequestOutput]:
+        """The same as a blocking iterator for a plain thread; closing it early aborts the request."""
+        return self._front.generate_sync(
+            prompt, params or SamplingParams(), request_id, context=context, add_special_tokens=add_special_tokens
+        )
+
+    async def abort(self, request_id: str) -> None:
+        """End a request in whatever state it is; its stream gets one last output with finish_reason "abort"."""
+        await self._front.abort(request_id)
+
+    def abort_sync(self, request_id: str) -> None:
+        self._front.abort_sync(request_id)
+
+    # ---- questions
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._loop.info
+
+    @property
+    def plan(self) -> EnginePlan:
+        return self._loop.plan
+
+    @property
+    def front(self) -> Front:
+        return self._front
+
+    @property
+    def loop(self) -> EngineLoop:
+        """The engine thread, for a host that speaks messages with it."""
+        return self._loop
+
+    def stats(self) -> StatsSnapshot:
+        """Every counter and gauge at this moment; subtract two for what happened between."""
+        return self._loop.stats()
+
+    def check(self) -> None:
+        """Raise AssertionError where the engine's books contradict themselves. Safe in production."""
+        self._loop.check()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        return self.text
+
+    async def is_ready(self) -> bool:
+        return self._is_warm and self._loop.is_alive and not self._front.is_draining
+
+    async def is_alive(self) -> bool:
+        return self._loop.is_alive
+
+    async def check_health(self) -> None:
+        """Raise `EngineClosedError` unless the engine loop runs."""
+        self._loop.raise_if_closed()
+
+    async def metrics_text(self) -> tuple[bytes, str]:
+        from pagedcore.observe.exposition import metrics_text
+
+        self._loop.flush_metrics()
+        return metrics_text()
+
+    # ---- life
+
+    def warm_up(self, prompts: Sequence[str] = ()) -> None:
+        """Compute these prompts, so that their prefixes are cached, without counting them as traffic.
+
+        Raises `EngineError` while requests are open: they would go uncounted too.
+        """
+        if self._front.num_open:
+            raise EngineError(f"{self._front.num_open} requests are open; warm up before the engine takes traffic.")
+        self._loop.pause_recording()
+        for prompt in prompts:
+            for _ in self.generate_sync(prompt, SamplingParams(temperature=0.0, max_tokens=1)):
+                pass
+        self._loop.start_recording()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block; False when running requests still hold some."""
+        return self._loop.reset_prefix_cache()
+
+    async def drain(self, timeout_s: float = 30.0) -> bool:
+        """Take no more requests and wait for the open ones; False when time ran out first."""
+        self._front.begin_drain()
+        return await asyncio.to_thread(self._front.drain, timeout_s)
+
+    async def close(self) -> None:
+        """Abort what still runs, stop the engine thread and give the device memory back."""
+        await asyncio.to_thread(self.close_sync)
+
+    def close_sync(self) -> None:
+        self._loop.close()
+
+    def shutdown(self) -> None:
+        """`close_sync` under the name people type."""
+        self.close_sync()
+
+    def _warm_up_device(self) -> None:
+        prompt = [token % max(self.info.vocab_size, 1) for token in WARM_UP_PROMPT]
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
+        max_new = self.info.max_model_len - len(prompt)
+        if max_new >= 1:
+            for _ in self._front.generate_sync(prompt, params.replace(max_tokens=min(2, max_new))):
+                pass
+        self._loop.start_recording()
+        self._is_warm = True
+
+
+def as_config(config: EngineConfig | Mapping[str, Any] | None, options: Mapping[str, Any]) -> EngineConfig:
+    """One config out of what people pass: a config, a mapping, or keywords. Raises `ConfigError` for two at once."""
+    if config is None:
+        return EngineConfig.from_mapping(options)
+    if options:
+        raise ConfigError(f"Give a config or keywords, not both; put {', '.join(sorted(options))} into the config.")
+    return config if isinstance(config, EngineConfig) else EngineConfig.from_mapping(config)
+
+
+def choose_params(params: Any, sampling_params: Any) -> Any:
+    """The one that was given. Raises `InvalidRequestError` for both."""
+    if params is not None and sampling_params is not None:
+        raise InvalidRequestError("params and sampling_params are the same setting; give one of them.", param="sampling_params")
+    given = params if params is not None else sampling_params
+    return SamplingParams() if given is None else given
+
+
+def load_text(plan: EnginePlan) -> Tokenizer | None:
+    """The tokenizer of a plan's model, or None with skip_tokenizer_init."""
+    if plan.config.skip_tokenizer_init:
+        return None
+    from pagedcore.text.tokenizer import load_tokenizer
+
+    return load_tokenizer(Path(plan.tokenizer_dir), chat_template=plan.config.chat_template)
+
+
+def read_warm_up_file(path: str | Path) -> list[str]:
+    """Prompts of a warm-up file: a JSON list of strings, or one prompt a line. Raises `ConfigError`."""
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"The warm-up file {str(path)!r} cannot be read: {error.strerror}; check --warmup-file.") from error
+    if not content.lstrip().startswith("["):
+        return [line for line in content.splitlines() if line.strip()]
+    try:
+        prompts = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"The warm-up file {str(path)!r} is not valid JSON: {error}.") from error
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise ConfigError(f"The warm-up file {str(path)!r} must be a JSON list of strings or hold one prompt a line.")
+    return list(prompts)

@@ -1,0 +1,100 @@
+"""The one way that every front (router, adapters, CLI) reaches an engine, wherever the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pagedcore.outputs import RequestOutput
+from pagedcore.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a front must know of the served model."""
+
+    model_names: tuple[str, ...]
+    """The names that clients may use, the main one first."""
+    max_model_len: int
+    created_s: int
+    """Unix time."""
+    vocab_size: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    max_waiting_requests: int | None = None
+    seed: int = 0
+    """Seeds the draw of the seeds of unseeded requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """Who asks, and how urgent it is; beside the sampling parameters."""
+
+    priority: int = 0
+    tenant: str | None = None
+    cache_salt: str | None = None
+    request_class: str | None = None
+    adapter: str = "library"
+
+
+class TextFront(Protocol):
+    """Text in, token ids out; implemented by `pagedcore.text.tokenizer.Tokenizer`. All methods are thread-safe."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
+        """Apply the chat template (generation prompt added unless add_generation_prompt=False is given).
+        Raises `InvalidRequestError` without a template or when the template refuses the messages."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, for logprobs."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token as bytes, for logprobs."""
+        ...
+
+
+class EngineClient(Protocol):
+    """An engine as a front sees it. `AsyncEngine` is one; the LitServe API process has another, over queues."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def text(self) -> TextFront | None:
+        """None with skip_tokenizer_init."""
+        ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        context: RequestContext | None = None,
+        add_special_tokens: bool = True,
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream one request: cumulative outputs, the last one finished. Leaving the loop early aborts it.
+
+        Raises `RequestError` where the call itself is malformed and `EngineClosedError` where no engine takes it. What the
+        engine refuses or fails later comes as one last output with status "rejected" or "error" and its typed `error`.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def is_ready(self) -> bool:
+        """Loaded, warmed up and not draining."""
+        ...
+
+    async def is_alive(self) -> bool:
+        """The engine loop runs (it may be busy)."""
+        ...
+
+    async def metrics_text(self) -> tuple[bytes, str]:
+        """Prometheus exposition and its content type."""
+        ...

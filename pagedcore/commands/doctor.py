@@ -1,0 +1,73 @@
+"""`pagedcore doctor`: facts and advice, as tables or as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagedcore.commands.advice import EMBEDDED_SHAPE, GIB, Advice, advise, read_shape
+from pagedcore.commands.machine import Machine, read_machine
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def examine(model: Path | None) -> tuple[Machine, list[Advice]]:
+    """This machine, and advice for each of its devices. Raises `CheckpointError` for a folder that is no model."""
+    machine = read_machine()
+    shape = EMBEDDED_SHAPE if model is None else read_shape(model)
+    return machine, [advise(device, shape, element_bytes=element_bytes(machine, device.kind)) for device in machine.devices]
+
+
+def element_bytes(machine: Machine, kind: str) -> int:
+    """fp32 on a CPU without bf16 units, else 16 bits."""
+    return 4 if kind == "cpu" and not machine.cpu_has_bf16 else 2
+
+
+def as_json(machine: Machine, advice: list[Advice]) -> dict[str, Any]:
+    """The same content as the tables."""
+    return {"machine": dataclasses.asdict(machine), "advice": [dataclasses.asdict(item) for item in advice]}
+
+
+def show(console: Console, machine: Machine, advice: list[Advice]) -> None:
+    """Print the tables, then the advice with its reasons."""
+    console.print(_facts(machine))
+    for item in advice:
+        console.print(
+            f"\n[bold]For {item.model} on {item.device}:[/bold] --block-size {item.block_size} --max-num-seqs {item.max_num_seqs}"
+        )
+        for reason in item.reasons:
+            console.print(f"  - {reason}", highlight=False)
+
+
+def _facts(machine: Machine) -> Table:
+    from rich.table import Table
+
+    table = Table(show_header=False, title="pagedcore doctor", title_justify="left")
+    for name, value in _rows(machine):
+        table.add_row(name, value)
+    return table
+
+
+def _rows(machine: Machine) -> list[tuple[str, str]]:
+    units = "has bf16 units" if machine.cpu_has_bf16 else "no bf16 units: computes in fp32"
+    return [
+        ("Python", f"{machine.python} on {machine.platform}"),
+        ("CPU", f"{machine.num_cpus} cores, {units}"),
+        ("memory", f"{machine.host_free_bytes / GIB:.1f} GiB free of {machine.host_total_bytes / GIB:.1f} GiB"),
+        *[(name, version or "not installed") for name, version in machine.packages.items()],
+        *[("GPU", _gpu_line(machine, index)) for index, device in enumerate(machine.devices) if device.kind == "cuda"],
+        *([] if any(d.kind == "cuda" for d in machine.devices) else [("GPU", "none that torch can use")]),
+        *[(f"extra {extra}", version or f"not installed: pip install 'pagedcore[{extra}]'") for extra, version in machine.extras.items()],
+        ("model cache", f"{machine.model_cache}; embedded model: {machine.embedded_model}"),
+    ]
+
+
+def _gpu_line(machine: Machine, index: int) -> str:
+    device = machine.devices[index]
+    free, total = device.free_bytes / GIB, device.total_bytes / GIB
+    return (
+        f"{index}: {device.name}, compute capability {device.compute_capability}, {free:.1f} of {total:.1f} GiB free, CUDA {machine.cuda}"
+    )

@@ -1,0 +1,33 @@
+"""What `pagedcore serve` prints: where the endpoint is and how to talk to it."""
+
+from __future__ import annotations
+
+WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+
+
+def greeting(host: str, port: int, model_name: str, *, needs_key: bool) -> str:
+    """A text with one curl call and one call of the openai client; both work as they stand, given the key."""
+    base = base_url(host, port)
+    auth = ' -H "Authorization: Bearer $PAGEDCORE_API_KEY"' if needs_key else ""
+    key = 'os.environ["PAGEDCORE_API_KEY"]' if needs_key else '"none"'
+    imports = "import os; from openai import OpenAI" if needs_key else "from openai import OpenAI"
+    return f"""\
+pagedcore serves {model_name} at {base}/v1 (ready when {base}/ready answers 200). Talk to it:
+
+  curl {base}/v1/chat/completions -H "Content-Type: application/json"{auth} \\
+    -d '{{"model": "{model_name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+
+  {imports}
+  client = OpenAI(base_url="{base}/v1", api_key={key})
+  reply = client.chat.completions.create(
+      model="{model_name}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
+  print(reply.choices[0].message.content)
+
+Metrics: {base}/metrics    Stop: Ctrl-C
+"""
+
+
+def base_url(host: str, port: int) -> str:
+    """The address to type; a server on every interface is reached at the loopback one."""
+    shown = "127.0.0.1" if host in WILDCARD_HOSTS else host
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

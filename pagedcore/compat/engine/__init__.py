@@ -1,0 +1,1 @@
+"""Import paths of another engine that lead to pagedcore's own names."""

@@ -1,0 +1,237 @@
+"""What the user asked for (`EngineConfig`) and what this machine will do (`EnginePlan`): two frozen objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pagedcore.errors import ConfigError, UnknownOptionError
+
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
+QUANTIZATION_NAMES = ("gptq", "awq", "gptq_marlin", "awq_marlin", "compressed-tensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. Every field has a default; a bad value raises `ConfigError` naming value and limit."""
+
+    model: str | None = None
+    """Local folder, or name in the Hugging Face cache or hub; None is the embedded SmolLM2-135M-Instruct."""
+    tokenizer: str | None = None
+    """Folder or name of another tokenizer; None is the model's own."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: bool = False
+    """Accepted for compatibility; no remote code is ever run, so True is refused where a model would need it."""
+    served_model_name: str | tuple[str, ...] | None = None
+    """Name or names that clients may use; None is the model's name."""
+    dtype: str = "auto"
+    """Arithmetic of weights and activations: auto, float16 (half), bfloat16, float32 (float)."""
+    quantization: str | None = None
+    """None detects it from the checkpoint; a name must agree with the checkpoint."""
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    """dummy: random weights from config.json alone, for benchmarks."""
+    device: str = "auto"
+    """auto (CUDA if there is one), cpu, cuda or cuda:N."""
+    seed: int = 0
+    """Seeds the draw of the seeds of unseeded requests, and dummy weights."""
+    max_model_len: int | Literal["auto"] = "auto"
+    """Most tokens, prompt and output, of one request; auto is the model's own limit, or less if the pool is smaller."""
+    block_size: int = 16
+    """Tokens of one KV block: 8, 16, 32, 64, 128 or 256. Results do not depend on it."""
+    num_kv_blocks: int | None = None
+    """Exactly this many KV blocks; None sizes the pool from the memory."""
+    kv_cache_dtype: str = "auto"
+    """auto is the model's dtype."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the device's total memory that this engine may use, in (0, 1]. On a CPU the pool is min(2 GiB, 10 % of free memory)."""
+    swap_space: float = 0.0
+    """GiB of host memory for a second KV tier; 0 is none."""
+    enforce_eager: bool = False
+    """Never use CUDA graphs."""
+    enable_prefix_caching: bool = True
+    """Share full prompt blocks between requests by their content."""
+    tensor_parallel_size: int = 1
+    """Number of GPUs that share each layer."""
+    max_num_seqs: int = 256
+    """Most requests that run at once; others wait, none is dropped."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens of one step; None is max(2048, max_num_seqs) on a CPU and max(8192, max_num_seqs) on a GPU."""
+    max_waiting_requests: int | None = None
+    """Most requests that wait in the queue; more raise QueueFullError (HTTP 429). None is no limit."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of the waiting queue: first come first served, or by `priority` (lower first) and then arrival."""
+    max_batch_wait_ms: float = 0.0
+    """An idle engine waits at most this long to start a fuller batch; 0 never waits."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Plan the next step while the device runs this one; auto is on for CUDA."""
+    watermark_fraction: float = 0.01
+    """Share of the KV pool kept free when a request is admitted, so that running ones can grow."""
+    max_preemptions: int = 4
+    """Preemptions after which a request is readmitted only with room for its whole length, and then keeps it."""
+    isolation: Literal["thread", "process"] = "thread"
+    """Where the engine loop runs: a thread of this process, or a process of its own."""
+    skip_tokenizer_init: bool = False
+    """Load no tokenizer: prompts are token ids and texts stay empty."""
+    chat_template: str | None = None
+    """Jinja text or file that replaces the model's chat template."""
+    download_dir: str | None = None
+    """Folder for downloaded hub models; None is the Hugging Face cache."""
+    metrics_instance: str = "0"
+    """Value of the `engine` label on every metric: a name of this engine among others."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.served_model_name, list):
+            object.__setattr__(self, "served_model_name", tuple(self.served_model_name))
+        _validate(self)
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """Build from keywords as people type them. Raises `UnknownOptionError` naming the nearest setting."""
+        options = _translate_aliases(dict(options))
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in options:
+            if name not in known:
+                raise UnknownOptionError(_unknown_option_message(name, known))
+        return cls(**options)
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with some settings changed, checked like a new one."""
+        return EngineConfig.from_mapping({**_as_dict(self), **changes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Where the bytes of the device go, term by term. `kv_cache_bytes == num_blocks * block_bytes`."""
+
+    device: str
+    total_bytes: int
+    held_by_others_bytes: int
+    budget_bytes: int
+    weights_bytes: int
+    activations_bytes: int
+    graphs_bytes: int
+    block_bytes: int
+    num_blocks: int
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        return self.block_bytes * self.num_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """What this machine will do for a config: every value resolved, nothing left at auto."""
+
+    config: EngineConfig
+    model_dir: str
+    tokenizer_dir: str
+    model_name: str
+    """The first served name; the `model_name` label on metrics."""
+    served_model_names: tuple[str, ...]
+    model_type: str
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str | None
+    attention_backend: str
+    vocab_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    overlap: bool
+    memory: MemoryPlan
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def block_size(self) -> int:
+        return self.config.block_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self.memory.num_blocks
+
+
+def _as_dict(config: EngineConfig) -> dict[str, Any]:
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+
+
+def _translate_aliases(options: dict[str, Any]) -> dict[str, Any]:
+    """Other spellings: delay_factor (seconds) is max_batch_wait_ms."""
+    if "delay_factor" in options:
+        if "max_batch_wait_ms" in options:
+            raise ConfigError("delay_factor (seconds) and max_batch_wait_ms say the same thing; give one of them.")
+        options["max_batch_wait_ms"] = float(options.pop("delay_factor")) * 1000.0
+    return options
+
+
+def _unknown_option_message(name: str, known: set[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else f" The settings are: {', '.join(sorted(known))}."
+    return f"EngineConfig has no setting {name!r}.{hint}"
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _validate(c: EngineConfig) -> None:
+    _validate_choices(c)
+    _validate_numbers(c)
+    _refuse_what_is_not_there_yet(c)
+
+
+def _validate_choices(c: EngineConfig) -> None:
+    for name, choices in (
+        ("block_size", BLOCK_SIZES),
+        ("dtype", DTYPES),
+        ("kv_cache_dtype", KV_CACHE_DTYPES),
+        ("load_format", ("auto", "safetensors", "dummy")),
+        ("scheduling_policy", ("fcfs", "priority")),
+        ("isolation", ("thread", "process")),
+        ("quantization", (None, *QUANTIZATION_NAMES)),
+        ("overlap", (True, False, "auto")),
+    ):
+        value = getattr(c, name)
+        _require(value in choices, f"{name} is {value!r} and must be one of {', '.join(map(str, choices))}.")
+    kind = c.device.split(":")[0]
+    _require(kind in ("auto", "cpu", "cuda"), f"device is {c.device!r} and must be auto, cpu, cuda or cuda:N.")
+
+
+def _validate_numbers(c: EngineConfig) -> None:
+    for name in ("max_num_seqs", "tensor_parallel_size", "max_preemptions"):
+        value = getattr(c, name)
+        _require(_is_int(value) and value >= 1, f"{name} is {value!r} and must be an integer of at least 1.")
+    for name in ("max_num_batched_tokens", "num_kv_blocks", "max_waiting_requests"):
+        value = getattr(c, name)
+        _require(value is None or (_is_int(value) and value >= 1), f"{name} is {value!r} and must be None or an integer of at least 1.")
+    _require(
+        c.max_model_len == "auto" or (_is_int(c.max_model_len) and c.max_model_len >= 1),
+        f'max_model_len is {c.max_model_len!r} and must be "auto" or an integer of at least 1.',
+    )
+    util = c.gpu_memory_utilization
+    _require(0.0 < util <= 1.0, f"gpu_memory_utilization is {util!r} and must be above 0 and at most 1.")
+    _require(0.0 <= c.watermark_fraction < 1.0, f"watermark_fraction is {c.watermark_fraction!r} and must be in [0, 1).")
+    _require(c.max_batch_wait_ms >= 0, f"max_batch_wait_ms is {c.max_batch_wait_ms!r} and must not be negative.")
+    _require(c.swap_space >= 0, f"swap_space is {c.swap_space!r} GiB and must not be negative.")
+
+
+def _refuse_what_is_not_there_yet(c: EngineConfig) -> None:
+    """Settings whose work this version does not do: refused, never accepted and ignored."""
+    _require(c.kv_cache_dtype == "auto", f"kv_cache_dtype={c.kv_cache_dtype!r} is not offered by this version; use kv_cache_dtype='auto'.")
+    _require(c.swap_space == 0, f"swap_space={c.swap_space!r} (a host KV tier) is not offered by this version; use swap_space=0.")
+    _require(
+        c.tensor_parallel_size == 1,
+        f"tensor_parallel_size={c.tensor_parallel_size} is not offered by this version; use 1, and run one engine a GPU.",
+    )
+    _require(c.quantization is None, f"quantization={c.quantization!r} is not offered by this version; use an unquantized checkpoint.")
+    _require(c.isolation == "thread", f"isolation={c.isolation!r} is not offered by this version; use isolation='thread'.")

@@ -1,0 +1,158 @@
+"""Who leaves the waiting queue, and why the others stay."""
+
+from __future__ import annotations
+
+from pagedcore.core.events import Admitted, Resumed, WaitingReason
+from pagedcore.core.kv_cache_manager import PrefixMatch
+from pagedcore.core.lookup import LookupReport
+from pagedcore.core.placement import place
+from pagedcore.core.request import Request
+from pagedcore.core.state import SchedulerState
+from pagedcore.core.step_builder import StepBuilder
+from pagedcore.outputs import CacheReport
+
+
+class Admission:
+    """Takes requests from the waiting queue into the step, in order.
+
+    A request is passed over (later ones may go first) while another computes its prefix, and, a bounded number of times,
+    while it waits for blocks. Behind a preempted request nobody passes.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._num_passed_over = 0
+        self._stop_reason: WaitingReason = "token_budget"
+        self._stop_priority: int | None = None
+
+    def admit(self, step: StepBuilder, now_s: float) -> None:
+        """Admit and resume what fits into the rest of the step's budget."""
+        waiting = self._state.waiting
+        self._num_passed_over = 0
+        self._stop_priority = None
+        blocked: Request | None = None
+        while self._num_passed_over < len(waiting):
+            request = waiting[self._num_passed_over]
+            reason = self._closed(step, blocked)
+            if reason is not None:
+                self._stop(reason, request)
+                return
+            match = self._prefix_or_wait(request)
+            if match is not None and self._has_room(request, match, step):
+                self._count_bypass(blocked)
+                self._enter(request, match, step, now_s)
+            elif request.was_admitted or request.num_bypasses >= self._state.limits.max_bypasses:
+                self._stop("blocks", request)
+                return
+            else:
+                request.waiting_reason = "blocks"
+                self._num_passed_over += 1
+                blocked = blocked or (request if match is not None else None)
+
+    def waiting_reason(self, request: Request) -> WaitingReason:
+        """Why this waiting request did not run in the last step."""
+        if request.waiting_reason is not None:
+            return request.waiting_reason
+        is_behind_class = self._stop_priority is not None and request.order_key[0] > self._stop_priority
+        return "priority" if is_behind_class else self._stop_reason
+
+    def waiting_by_reason(self) -> dict[str, int]:
+        """Waiting requests by reason, without looking at each."""
+        num_waiting = len(self._state.waiting)
+        counts = {"blocks": min(self._num_passed_over, num_waiting), self._stop_reason: 0, "priority": 0}
+        if self._stop_priority is not None:
+            counts["priority"] = self._state.waiting.num_behind_class(self._stop_priority)
+        counts[self._stop_reason] += max(0, num_waiting - counts["blocks"] - counts["priority"])
+        return {reason: count for reason, count in counts.items() if count}
+
+    def _closed(self, step: StepBuilder, blocked: Request | None) -> WaitingReason | None:
+        """Why nobody else can be admitted in this step, or need be looked at."""
+        state, limits = self._state, self._state.limits
+        if len(state.running) >= limits.max_num_seqs:
+            return "max_num_seqs"
+        if step.num_tokens >= limits.max_num_batched_tokens:
+            return "token_budget"
+        is_pool_full = len(state.running) and state.kv.pool.num_available_blocks <= self._reserve(step)
+        has_aged = blocked is not None and blocked.num_bypasses >= limits.max_bypasses
+        return "blocks" if is_pool_full or has_aged or self._num_passed_over >= limits.max_num_seqs else None
+
+    def _reserve(self, step: StepBuilder) -> int:
+        """Blocks that an admission leaves alone while others run: the watermark, and what they still need for known tokens."""
+        return self._state.limits.watermark_blocks + step.num_promised_blocks if len(self._state.running) else 0
+
+    def _stop(self, reason: WaitingReason, request: Request) -> None:
+        self._stop_reason = reason
+        self._stop_priority = request.order_key[0]
+
+    def _prefix_or_wait(self, request: Request) -> PrefixMatch | None:
+        """What the request can share now; None while it should wait: for its own step in flight, or for a prefix being computed."""
+        state = self._state
+        if request.was_admitted:
+            return None if state.is_in_flight(request) else state.kv.match_prefix(request)
+        if request.num_prefix_waits >= state.limits.max_prefix_wait_steps:
+            return state.kv.match_prefix(request)
+        if request.awaited_hash is None or not state.kv.is_being_computed(request.awaited_hash):
+            match = state.kv.match_prefix(request)
+            if match.missing_hash is None or not state.kv.is_being_computed(match.missing_hash):
+                return match
+            request.awaited_hash = match.missing_hash
+        request.num_prefix_waits += 1
+        state.record.num_prefix_waits += 1
+        return None
+
+    def _has_room(self, request: Request, match: PrefixMatch, step: StepBuilder) -> bool:
+        """Room for all known tokens, beside what running requests still need for theirs and the watermark; alone, for itself.
+
+        After max_preemptions: room for the whole final length, once and for all.
+        """
+        state, limits = self._state, self._state.limits
+        is_last_try = request.num_preemptions >= limits.max_preemptions
+        num_tokens = request.last_position if is_last_try else request.num_known_tokens
+        num_needed = limits.blocks_for(num_tokens) - match.num_live_blocks
+        return num_needed + self._reserve(step) <= state.kv.pool.num_available_blocks
+
+    def _count_bypass(self, blocked: Request | None) -> None:
+        if blocked is not None:
+            blocked.num_bypasses += 1
+            self._state.record.num_bypasses += 1
+
+    def _enter(self, request: Request, match: PrefixMatch, step: StepBuilder, now_s: float) -> None:
+        """Move the request to a row, give it its prefix and its first chunk."""
+        state, kv = self._state, self._state.kv
+        is_first = not request.was_admitted
+        state.enter_running(request)
+        num_hit_tokens = len(match.block_ids) * state.limits.block_size
+        if is_first:
+            self._record_lookup(request, match, now_s)
+        else:
+            num_recomputed = max(0, request.num_lost_tokens - num_hit_tokens)
+            state.record.add(Resumed(request.request_id, now_s, num_recomputed))
+        kv.share(request, match, now_s, is_counted=is_first and request.add_request.choice_index == 0)
+        request.num_computed_tokens = num_hit_tokens
+        state.num_live_tokens += num_hit_tokens
+        if request.num_preemptions >= state.limits.max_preemptions:
+            request.is_protected = True
+            kv.grow(request, request.last_position, now_s)
+        place(state, step, request, state.limits.max_num_batched_tokens - step.num_tokens, now_s)
+        kv.announce(request)
+        step.add_admitted(request)
+
+    def _record_lookup(self, request: Request, match: PrefixMatch, now_s: float) -> None:
+        report = self._state.kv.lookup(request, match)
+        request.admitted_s = now_s
+        request.cached_prompt_tokens = report.num_hit_tokens
+        request.num_ever_computed_tokens = report.num_hit_tokens
+        request.cache_report = _provisional_report(report)
+        is_counted = request.add_request.choice_index == 0
+        self._state.record.add(Admitted(request.request_id, now_s, report if is_counted else None))
+
+
+def _provisional_report(lookup: LookupReport) -> CacheReport:
+    return CacheReport(
+        num_prompt_tokens=lookup.num_prompt_tokens,
+        num_eligible_blocks=lookup.num_eligible_blocks,
+        num_resident_blocks=lookup.num_resident_blocks,
+        live_tokens=lookup.live_blocks * lookup.block_size,
+        pool_tokens=lookup.pool_blocks * lookup.block_size,
+        computed_tokens=lookup.num_prompt_tokens - lookup.num_hit_tokens,
+    )

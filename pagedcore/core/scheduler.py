@@ -1,0 +1,214 @@
+"""The scheduler: what runs next, in which blocks; and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagedcore.core.admission import Admission
+from pagedcore.core.commit import commit_step, fail_step
+from pagedcore.core.ending import ABORTED, Outcome, end_request
+from pagedcore.core.events import Arrived, Finished, StepEvents, WaitingReason
+from pagedcore.core.limits import SchedulerLimits
+from pagedcore.core.placement import place_running
+from pagedcore.core.request import Request, RequestState
+from pagedcore.core.request_limits import check_queue, check_size, check_token_ids, reject_reason
+from pagedcore.core.state import InFlightStep, SchedulerState
+from pagedcore.core.step import StepPlan, StepResult
+from pagedcore.core.step_builder import StepBuilder
+from pagedcore.errors import InvalidRequestError, PagedCoreError, RequestError
+from pagedcore.messages import AddRequest, RequestUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerCounts:
+    """How much there is of everything now, and how often rare things happened since the start."""
+
+    num_waiting: int
+    num_running: int
+    num_steps_in_flight: int
+    num_active_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    num_prefix_waits: int
+    """Times that a request stood back while another computed its prefix."""
+    num_bypasses: int
+    """Times that a request was admitted past one that waits for blocks."""
+    num_stalls: int
+    """Times that a running request waited for blocks of a step in flight."""
+    num_deferred_frees: int
+    """Tables whose release waited for a step in flight."""
+
+
+class Scheduler:
+    """Owns every request from `add` to its end: waiting, running, their progress, rows and blocks.
+
+    One step is `schedule` -> (device) -> `commit`, in order; `num_in_flight_steps` of them may be between the two. A request
+    has known and computed tokens, and `schedule` closes the gap within a token budget: running requests first, then
+    admissions. With at least one runnable request each `schedule` advances or preempts, or waits for a step in flight.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self._state = SchedulerState(limits)
+        self._admission = Admission(self._state)
+        self._num_arrivals = 0
+        self._next_step_id = 0
+        self._batch_deadline_s: float | None = None
+        self._previous_plan: StepPlan | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """There is something to schedule or to commit."""
+        return bool(self._state.requests or self._state.in_flight)
+
+    @property
+    def can_schedule(self) -> bool:
+        """Another step may be planned, and there are requests."""
+        return bool(self._state.requests) and len(self._state.in_flight) < self.limits.num_in_flight_steps
+
+    def next_wake_s(self, now_s: float) -> float | None:
+        """Until when `schedule` holds waiting requests back for a fuller batch; None when it does not."""
+        return self._batch_deadline_s if self._holds_back(now_s) else None
+
+    def check(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
+        """Raise what adding a request of this size would raise. Reads only the limits, so any thread may call it."""
+        check_size(self.limits, num_prompt_tokens, max_tokens)
+
+    def add(self, request: AddRequest, now_s: float) -> None:
+        """Queue a request. Raises `RequestError`, with nothing queued, when it cannot be served."""
+        self._state.record.add(Arrived(request, now_s))
+        try:
+            max_total_tokens = self._admissible(request)
+        except RequestError as error:
+            self._record_rejection(request, error, now_s)
+            raise
+        if not self._state.requests and not self._state.in_flight:
+            self._batch_deadline_s = now_s + self.limits.max_batch_wait_s
+        priority = request.priority if self.limits.scheduling_policy == "priority" else 0
+        queued = Request(add_request=request, max_total_tokens=max_total_tokens, order_key=(priority, self._num_arrivals))
+        self._num_arrivals += 1
+        self._state.requests[request.request_id] = queued
+        self._state.waiting.add(queued)
+
+    def abort(self, request_id: str, now_s: float) -> None:
+        """End a request as aborted, in whatever state it is; unknown ids are ignored."""
+        self._end(request_id, ABORTED, now_s)
+
+    def finish(self, request_id: str, num_tokens: int, stop_reason: str | None, now_s: float) -> None:
+        """End a request whose text is complete after `num_tokens` output tokens; unknown ids are ignored."""
+        outcome = Outcome(status="completed", finish_reason="stop", stop_reason=stop_reason, num_kept_tokens=num_tokens)
+        self._end(request_id, outcome, now_s)
+
+    def schedule(self, now_s: float) -> StepPlan | None:
+        """Plan the next step on future state; None when nothing can run now."""
+        if not self.can_schedule or self._holds_back(now_s):
+            return None
+        self._batch_deadline_s = None
+        step = StepBuilder(self._next_step_id)
+        place_running(self._state, step, now_s)
+        self._admission.admit(step, now_s)
+        if not step.requests:
+            return None
+        return self._start(step)
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        """Make the oldest step in flight true."""
+        commit_step(self._state, self._pop_step(plan), result, now_s)
+
+    def fail(self, plan: StepPlan, error: PagedCoreError, now_s: float) -> None:
+        """The oldest step in flight failed: its requests end with `error`, the others go on."""
+        fail_step(self._state, self._pop_step(plan), error, now_s)
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """What changed for requests since the last call."""
+        return self._state.record.take_updates()
+
+    def take_events(self) -> StepEvents:
+        """What happened since the last call, with the state of queues and pool as it is now."""
+        state, pool = self._state, self._state.kv.pool
+        step = state.record.take_step()
+        step.num_running, step.num_waiting = len(state.running), len(state.waiting)
+        step.waiting_by_reason = self._admission.waiting_by_reason()
+        step.num_active_blocks = pool.num_active_blocks
+        step.num_cached_blocks = pool.num_cached_blocks
+        step.num_free_blocks = pool.num_free_blocks
+        step.num_live_tokens = state.num_live_tokens
+        return step
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block without owner. False when requests still hold hashed blocks, which then stay shared."""
+        self._state.kv.pool.drop_cached()
+        return not self._state.kv.pool.has_hashed_blocks()
+
+    def waiting_reason(self, request_id: str) -> WaitingReason | None:
+        """Why a request waits; None when it does not."""
+        request = self._state.requests.get(request_id)
+        is_waiting = request is not None and request.state is RequestState.WAITING
+        return self._admission.waiting_reason(request) if request is not None and is_waiting else None
+
+    def counts(self) -> SchedulerCounts:
+        """A snapshot of sizes and rare-path counters."""
+        state, pool, record = self._state, self._state.kv.pool, self._state.record
+        return SchedulerCounts(
+            num_waiting=len(state.waiting),
+            num_running=len(state.running),
+            num_steps_in_flight=len(state.in_flight),
+            num_active_blocks=pool.num_active_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_prefix_waits=record.num_prefix_waits,
+            num_bypasses=record.num_bypasses,
+            num_stalls=record.num_stalls,
+            num_deferred_frees=record.num_deferred_frees,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when an owner's state contradicts itself or another's. Changes nothing."""
+        self._state.check_invariants()
+
+    def _holds_back(self, now_s: float) -> bool:
+        """Whether an idle engine still waits for a fuller batch."""
+        state, deadline_s = self._state, self._batch_deadline_s
+        is_window_open = deadline_s is not None and now_s < deadline_s
+        return is_window_open and 0 < len(state.waiting) < self.limits.max_num_seqs and not len(state.running)
+
+    def _admissible(self, request: AddRequest) -> int:
+        """The most tokens the request may have. Raises `RequestError`."""
+        if request.request_id in self._state.requests:
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another one.", param="request_id")
+        max_total_tokens = check_size(self.limits, len(request.prompt_token_ids), request.params.max_tokens)
+        check_token_ids(request.prompt_token_ids)
+        check_queue(self.limits, len(self._state.waiting))
+        return max_total_tokens
+
+    def _record_rejection(self, request: AddRequest, error: RequestError, now_s: float) -> None:
+        self._state.record.add(
+            Finished(
+                request,
+                now_s,
+                "rejected",
+                "error",
+                reject_reason(error),
+                num_abandoned_prompt_tokens=len(request.prompt_token_ids),
+                arrival_s=request.arrival_s,
+            )
+        )
+
+    def _end(self, request_id: str, outcome: Outcome, now_s: float) -> None:
+        request = self._state.requests.get(request_id)
+        if request is not None:
+            end_request(self._state, request, outcome, now_s)
+
+    def _start(self, step: StepBuilder) -> StepPlan:
+        state = self._state
+        released_rows, state.released_rows = state.released_rows, []
+        in_flight = step.build(released_rows, self._previous_plan)
+        state.in_flight.append(in_flight)
+        self._previous_plan = in_flight.plan
+        self._next_step_id += 1
+        return in_flight.plan
+
+    def _pop_step(self, plan: StepPlan) -> InFlightStep:
+        step = self._state.in_flight.popleft()
+        assert step.plan is plan, f"step {plan.step_id} is not the oldest in flight"
+        return step

@@ -1,0 +1,84 @@
+"""From a config to the parts of an engine: the one place where they are put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pagedcore.client import ModelInfo
+from pagedcore.config import EngineConfig, EnginePlan
+from pagedcore.core.limits import SchedulerLimits
+from pagedcore.core.scheduler import Scheduler
+from pagedcore.engine_loop import EngineParts
+from pagedcore.observe.recorder import Recorder, RecorderInfo
+
+
+def build_parts(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineParts:
+    """Find and load the model, size the pool, make scheduler, runner and recorder. Raises what each of them raises."""
+    from pagedcore.models.source import resolve_model
+    from pagedcore.runtime.build import build_runner
+
+    model = resolve_model(config)
+    runner, plan = build_runner(config, model.model_dir, model_name=model.name, tokenizer_dir=model.tokenizer_dir, progress=progress)
+    return EngineParts(
+        plan=plan,
+        info=model_info(plan),
+        scheduler=Scheduler(scheduler_limits(plan)),
+        runner=runner,
+        recorder=Recorder(recorder_info(plan)),
+    )
+
+
+def model_info(plan: EnginePlan) -> ModelInfo:
+    """What fronts need to know, also in other processes."""
+    return ModelInfo(
+        model_names=plan.served_model_names,
+        max_model_len=plan.max_model_len,
+        created_s=int(time.time()),
+        vocab_size=plan.vocab_size,
+        eos_token_ids=plan.eos_token_ids,
+        max_waiting_requests=plan.config.max_waiting_requests,
+        seed=plan.config.seed,
+    )
+
+
+def scheduler_limits(plan: EnginePlan) -> SchedulerLimits:
+    config = plan.config
+    return SchedulerLimits(
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        scheduling_policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        watermark_fraction=config.watermark_fraction,
+        max_preemptions=config.max_preemptions,
+        max_batch_wait_s=config.max_batch_wait_ms / 1000.0,
+        max_waiting_requests=config.max_waiting_requests,
+        num_in_flight_steps=2 if plan.overlap else 1,
+    )
+
+
+def recorder_info(plan: EnginePlan) -> RecorderInfo:
+    from pagedcore import __version__
+
+    memory = plan.memory
+    return RecorderInfo(
+        model_name=plan.model_name,
+        engine=plan.config.metrics_instance,
+        version=__version__,
+        backend=plan.attention_backend,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        kv_cache_dtype=plan.kv_cache_dtype,
+        quantization=plan.quantization or "none",
+        dtype=plan.dtype,
+        device=plan.device,
+        device_memory_bytes={
+            "weights": memory.weights_bytes,
+            "kv_cache": memory.kv_cache_bytes,
+            "graphs": memory.graphs_bytes,
+            "activations": memory.activations_bytes,
+        },
+    )

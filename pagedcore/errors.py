@@ -1,0 +1,153 @@
+"""Every error that pagedcore raises on purpose, in one tree.
+
+::
+
+    PagedCoreError                          500
+    |-- ConfigError (ValueError)            500   a setting of EngineConfig is wrong
+    |   `-- UnknownOptionError (TypeError)  500   a keyword that does not exist; names the nearest one
+    |-- RequestError (ValueError)           400   one request is wrong; the engine is well
+    |   |-- InvalidRequestError             400   a value out of range, a malformed body
+    |   |   |-- UnsupportedFeatureError     400   valid elsewhere, not offered here
+    |   |   |-- PromptTooLongError          400   prompt (+ max_tokens) above max_model_len
+    |   |   `-- PoolTooSmallError           400   can never fit the KV pool
+    |   |-- AuthenticationError             401
+    |   |-- ModelNotFoundError              404
+    |   `-- QueueFullError                  429   with retry_after_s
+    |-- EngineError (RuntimeError)          500
+    |   |-- StepFailedError                 500   the step that computed this request failed
+    |   `-- EngineClosedError               503   with retry_after_s
+    |-- ModelLoadError (RuntimeError)       500
+    |   |-- ModelSourceError                500   a model that cannot be found or fetched
+    |   `-- CheckpointError                 500   files that are there and cannot be used
+    `-- MissingExtraError (ImportError)     500   an optional dependency; names the extra
+
+Each leaf maps to one HTTP status (`http_status`) and one OpenAI error type (`openai_type`). A message is a sentence:
+what is wrong, the value, the limit, the setting to change.
+"""
+
+from __future__ import annotations
+
+
+class PagedCoreError(Exception):
+    """Root of the tree: `except PagedCoreError` catches all that pagedcore raises on purpose."""
+
+    http_status: int = 500
+    openai_type: str = "server_error"
+    code: str | None = None
+
+
+class ConfigError(PagedCoreError, ValueError):
+    """A setting of `EngineConfig` is out of range, contradicts another one, or cannot work on this machine."""
+
+    code = "invalid_config"
+
+
+class UnknownOptionError(ConfigError, TypeError):
+    """A keyword that no setting has; the message names the nearest one."""
+
+
+class RequestError(PagedCoreError, ValueError):
+    """One request cannot be served; the engine and the other requests are well."""
+
+    http_status = 400
+    openai_type = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequestError(RequestError):
+    """A field of the request has a value that is out of range or malformed; `param` names the field."""
+
+    code = "invalid_value"
+
+
+class UnsupportedFeatureError(InvalidRequestError):
+    """A field that is valid elsewhere and not offered here: refused, never ignored."""
+
+    code = "unsupported_feature"
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt, or prompt and max_tokens, exceed max_model_len."""
+
+    code = "context_length_exceeded"
+
+
+class PoolTooSmallError(InvalidRequestError):
+    """The request can never fit the KV pool, even alone."""
+
+    code = "kv_pool_too_small"
+
+
+class AuthenticationError(RequestError):
+    """No API key, or a wrong one."""
+
+    http_status = 401
+    openai_type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served here; the message lists the served ones."""
+
+    http_status = 404
+    code = "model_not_found"
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at its limit; try again after `retry_after_s` seconds."""
+
+    http_status = 429
+    openai_type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(PagedCoreError, RuntimeError):
+    """The engine could not do its work."""
+
+    code = "engine_error"
+
+
+class StepFailedError(EngineError):
+    """The device step that computed this request failed; other requests go on."""
+
+    code = "step_failed"
+
+
+class EngineClosedError(EngineError):
+    """The engine is closed, or closing; try another replica, or again after `retry_after_s` seconds."""
+
+    http_status = 503
+    code = "engine_closed"
+
+    def __init__(self, message: str, *, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ModelLoadError(PagedCoreError, RuntimeError):
+    """A model could not be loaded."""
+
+    code = "model_load_error"
+
+
+class ModelSourceError(ModelLoadError):
+    """The model's files cannot be found or fetched; the message says what to do."""
+
+
+class CheckpointError(ModelLoadError):
+    """The model's files are there and cannot be used; the message names the file, the tensor and the sizes."""
+
+
+class MissingExtraError(PagedCoreError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+    code = "missing_extra"

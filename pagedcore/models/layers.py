@@ -1,0 +1,119 @@
+"""One decoder layer: attention and feed-forward, each behind a norm and added to the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedcore.batch import Attention
+from pagedcore.models.architecture import ModelArchitecture
+from pagedcore.quant import LinearMethod, LinearSpec, UnquantizedLinear
+from pagedcore.quant.linear import Shape
+from pagedcore_kernels import add_rms_norm, rms_norm, rotary, silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class StepAngles:
+    """Rotary cosines and sines of a step's tokens, shared by all layers."""
+
+    cos: Tensor  # [T, 1, D / 2]
+    sin: Tensor  # [T, 1, D / 2]
+
+
+class DecoderLayer:
+    """Owns the weights of one layer, query, key and value fused, gate and up fused."""
+
+    def __init__(self, architecture: ModelArchitecture, index: int) -> None:
+        self._index = index
+        self._prefix = f"model.layers.{index}"
+        self._num_heads = architecture.num_heads
+        self._num_kv_heads = architecture.num_kv_heads
+        self._head_dim = architecture.head_dim
+        self._eps = architecture.rms_norm_eps
+        self._scale = architecture.head_dim**-0.5
+        self._sliding_window = architecture.sliding_windows[index]
+        self._has_qk_norm = architecture.qk_norm
+        self._norm_names = (f"{self._prefix}.input_layernorm.weight", f"{self._prefix}.post_attention_layernorm.weight")
+        self._qk_norm_names = tuple(f"{self._prefix}.self_attn.{kind}_norm.weight" for kind in "qk")
+        self._hidden_size = architecture.hidden_size
+        self._qkv, self._out, self._gate_up, self._down = (UnquantizedLinear(spec) for spec in _specs(architecture, self._prefix))
+        self._attention_norm = self._mlp_norm = self._qk_norm = torch.empty(0)
+
+    @property
+    def _linears(self) -> Iterable[LinearMethod]:
+        return self._qkv, self._out, self._gate_up, self._down
+
+    def declare(self) -> dict[str, Shape]:
+        """Name and shape of each tensor of this layer in the checkpoint."""
+        shapes: dict[str, Shape] = dict.fromkeys(self._norm_names, (self._hidden_size,))
+        if self._has_qk_norm:
+            shapes |= dict.fromkeys(self._qk_norm_names, (self._head_dim,))
+        for linear in self._linears:
+            shapes |= linear.declare()
+        return shapes
+
+    def repack(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the declared tensors."""
+        self._attention_norm, self._mlp_norm = (tensors[name] for name in self._norm_names)
+        if self._has_qk_norm:
+            query_norm, key_norm = (tensors[name] for name in self._qk_norm_names)
+            rows = [query_norm.expand(self._num_heads, -1), key_norm.expand(self._num_kv_heads, -1)]
+            self._qk_norm = torch.cat(rows)  # [H + K, D]
+        for linear in self._linears:
+            linear.repack({name: tensors[name] for name in linear.declare()})
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, angles: StepAngles, attention: Attention, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden state and residual [T, hidden] after this layer, to be added; the given residual is overwritten.
+
+        With `rows` [N] the feed-forward part runs, and both results come, for those tokens alone.
+        """
+        if residual is None:
+            residual = hidden
+            hidden = rms_norm(hidden, self._attention_norm, eps=self._eps)
+        else:
+            hidden = add_rms_norm(hidden, residual, self._attention_norm, eps=self._eps)
+        mixed = self._attend(hidden, angles, attention)
+        if rows is not None:
+            mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
+        hidden = add_rms_norm(self._out.apply(mixed), residual, self._mlp_norm, eps=self._eps)
+        return self._down.apply(silu_mul(self._gate_up.apply(hidden))), residual
+
+    def _attend(self, hidden: Tensor, angles: StepAngles, attention: Attention) -> Tensor:
+        num_rotated = self._num_heads + self._num_kv_heads
+        qkv = self._qkv.apply(hidden).unflatten(-1, (-1, self._head_dim))  # [T, H + 2 K, D]
+        query_key, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+        if self._has_qk_norm:
+            query_key = rms_norm(query_key, self._qk_norm, eps=self._eps)
+        query_key = rotary(query_key, angles.cos, angles.sin)
+        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
+        mixed = attention.forward(self._index, query, key, value, scale=self._scale, sliding_window=self._sliding_window)
+        return mixed.flatten(1)
+
+
+def _specs(architecture: ModelArchitecture, prefix: str) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
+    """Query-key-value, attention output, gate-up, down."""
+    hidden, intermediate = architecture.hidden_size, architecture.intermediate_size
+    query = architecture.num_heads * architecture.head_dim
+    key = architecture.num_kv_heads * architecture.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return (
+        LinearSpec(
+            names=(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            in_features=hidden,
+            out_features=(query, key, key),
+            has_bias=architecture.qkv_bias,
+        ),
+        LinearSpec(names=(f"{attention}.o_proj",), in_features=query, out_features=(hidden,), has_bias=architecture.out_bias),
+        LinearSpec(
+            names=(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            in_features=hidden,
+            out_features=(intermediate, intermediate),
+            has_bias=architecture.mlp_bias,
+        ),
+        LinearSpec(names=(f"{mlp}.down_proj",), in_features=intermediate, out_features=(hidden,), has_bias=architecture.mlp_bias),
+    )

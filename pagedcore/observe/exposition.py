@@ -1,0 +1,108 @@
+"""What a scrape reads: the Prometheus text of this process, or of all processes of a multi-process set-up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from pagedcore.observe.catalogue import PREFIX
+from pagedcore.observe.prometheus import default_registry, is_multiprocess, known_exporter, multiprocess_dir_fault
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+logger = logging.getLogger(__name__)
+
+
+def metrics_text(registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
+    """The exposition and its content type; engines of this process are brought up to date first.
+
+    `registry` None is prometheus_client's default one. When the directory of a multi-process set-up cannot be read, the
+    text is a comment that says why: a scrape then shows no series, and nothing else suffers.
+    """
+    from prometheus_client import generate_latest
+
+    registry = default_registry() if registry is None else registry
+    exporter = known_exporter(registry)
+    if exporter is not None:
+        exporter.flush()
+    fault = multiprocess_dir_fault()
+    if fault is not None:
+        return _fault_text(fault), CONTENT_TYPE
+    if not is_multiprocess():
+        return generate_latest(_WithoutCreated(registry)), CONTENT_TYPE
+    try:
+        return generate_latest(_multiprocess_registry()), CONTENT_TYPE
+    except (OSError, ValueError, RuntimeError, struct.error) as error:  # all that a damaged or half-made file gives
+        return _fault_text(f"{type(error).__name__}: {error}"), CONTENT_TYPE
+
+
+def _multiprocess_registry() -> CollectorRegistry:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return registry
+
+
+def _fault_text(fault: str) -> bytes:
+    logger.error("Metrics cannot be read: %s", fault)
+    return f"# pagedcore: metrics cannot be read: {json.dumps(fault)}\n".encode()
+
+
+class _WithoutCreated:
+    """A registry without the `_created` series of our families, which a multi-process scrape does not have either."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._registry.collect():
+            if metric.name.startswith(PREFIX):
+                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class MetricsServer:
+    """Owns a thread that serves `metrics_text` over HTTP, on any path."""
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self._server = server
+        self._thread = threading.Thread(target=server.serve_forever, name="pagedcore-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_metrics_server(port: int, addr: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> MetricsServer:
+    """Serve the metrics of this process; port 0 takes a free one. Raises `OSError` when the port is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, content_type = metrics_text(registry)
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
+            """Scrapes are not logged."""
+
+    return MetricsServer(ThreadingHTTPServer((addr, port), Handler))

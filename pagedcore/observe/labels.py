@@ -1,0 +1,50 @@
+"""Bounded label values: what callers name must not grow the number of series without limit."""
+
+from __future__ import annotations
+
+from pagedcore.observe.catalogue import ADAPTERS, UNNAMED
+
+OTHER = "other"
+MAX_TENANTS = 64
+MAX_CLASSES = 16
+MAX_ADAPTERS = 8
+
+
+class BoundedLabel:
+    """Owns the values of one label: the first `max_values` keep their name, all later ones are "other".
+
+    No name (None) is always "", and counts towards no limit.
+    """
+
+    def __init__(self, max_values: int, known: tuple[str, ...] = ()) -> None:
+        self._max_values = max_values
+        self._known: set[str] = set(known)
+
+    def value(self, name: str | None) -> str:
+        """The label value for a name; remembers it while there is room."""
+        if name is None or name == UNNAMED:
+            return UNNAMED
+        if name in self._known:
+            return name
+        if len(self._known) >= self._max_values:
+            return OTHER
+        self._known.add(name)
+        return name
+
+
+class RequestLabels:
+    """The bounded labels of one engine's requests."""
+
+    def __init__(self) -> None:
+        self._tenants = BoundedLabel(MAX_TENANTS)
+        self._classes = BoundedLabel(MAX_CLASSES)
+        self._adapters = BoundedLabel(MAX_ADAPTERS, ADAPTERS)
+
+    def tenant(self, name: str | None) -> str:
+        return self._tenants.value(name)
+
+    def request_class(self, name: str | None) -> str:
+        return self._classes.value(name)
+
+    def adapter(self, name: str) -> str:
+        return self._adapters.value(name)

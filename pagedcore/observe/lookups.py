@@ -1,0 +1,81 @@
+"""The cache section: lookups once a request, evictions, and the work that a miss made necessary."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pagedcore.core.events import BlockEvicted, Finished, PrefillChunk, Resumed
+from pagedcore.core.lookup import LookupReport
+from pagedcore.observe.explain import LookupStore
+from pagedcore.observe.ghosts import BlockHistory
+from pagedcore.observe.ledger import Ledger
+from pagedcore.observe.misses import Misses, explain_misses
+
+
+class LookupBook:
+    """Owns the block history and the lookups; writes the cache counters of the ledger."""
+
+    def __init__(self, ledger: Ledger, num_blocks: int) -> None:
+        self._ledger = ledger
+        self._history = BlockHistory(num_blocks)
+        self.store = LookupStore()
+        self.ideal_hit_tokens = 0
+        """Prompt tokens that an unbounded cache would have served."""
+        self._avoidable: Counter[str] = Counter()
+
+    def looked_up(self, request_id: str, tenant: str, lookup: LookupReport, now_s: float) -> None:
+        """Count one lookup (METRICS: once a request, at its first admission) and name its misses."""
+        misses = explain_misses(lookup, self._history, now_s)
+        self.store.open(request_id, lookup, misses)
+        self._count_levels(tenant, lookup)
+        self._count_misses(misses)
+        num_ideal_blocks = lookup.first_missing_block + self._history.look_up_ideal(lookup.missed, now_s)
+        self.ideal_hit_tokens += num_ideal_blocks * lookup.block_size
+
+    def _count_levels(self, tenant: str, lookup: LookupReport) -> None:
+        add = self._ledger.add
+        add("pagedcore_page_lookups_total", lookup.num_eligible_blocks)
+        add("pagedcore_page_hits_total", lookup.num_resident_blocks)
+        add("pagedcore_prefix_cache_queries_tokens_total", lookup.num_prompt_tokens, tenant)
+        for source, num_blocks in (("live", lookup.live_blocks), ("pool", lookup.pool_blocks), ("host", 0)):
+            add("pagedcore_prefix_cache_hit_tokens_total", num_blocks * lookup.block_size, source, tenant)
+
+    def _count_misses(self, misses: Misses) -> None:
+        for reason, num_blocks in misses.by_reason().items():
+            self._ledger.add("pagedcore_cache_miss_blocks_total", num_blocks, reason)
+        self._ledger.add("pagedcore_pool_ghost_hits_total", misses.num_ghost_hits)
+
+    def chunk(self, event: PrefillChunk) -> None:
+        """Prompt tokens were computed; those of an avoidable miss wait for `take_avoidable`."""
+        lookup = self.store.running(event.request_id)
+        if lookup is not None:
+            for reason, num_tokens in lookup.advance(event.num_tokens):
+                self._avoidable[reason] += num_tokens
+
+    def resumed(self, event: Resumed) -> None:
+        """Work lost in a preemption comes again: it is counted as recomputed, and is no part of a miss."""
+        self._ledger.add("pagedcore_recomputed_tokens_total", event.num_recomputed_tokens)
+        lookup = self.store.running(event.request_id)
+        if lookup is not None:
+            lookup.num_to_recompute += event.num_recomputed_tokens
+
+    def take_avoidable(self) -> dict[str, int]:
+        """Avoidable tokens since the last step, by reason; counts them."""
+        avoidable, self._avoidable = self._avoidable, Counter()
+        for reason, num_tokens in avoidable.items():
+            self._ledger.add("pagedcore_miss_penalty_tokens_total", num_tokens, reason)
+        return dict(avoidable)
+
+    def evicted(self, event: BlockEvicted) -> None:
+        self._history.evicted(event.block_hash, event.now_s)
+        self._ledger.add("pagedcore_pool_evictions_total", 1)
+        self._ledger.observe("pagedcore_block_reuses", event.num_reuses)
+        self._ledger.observe("pagedcore_block_lifetime_seconds", event.lifetime_s)
+        self._ledger.observe("pagedcore_block_idle_seconds", event.idle_s)
+
+    def finished(self, event: Finished) -> None:
+        """Complete the partition of a request that was looked up; others touch none of it."""
+        computed, abandoned = event.num_computed_prompt_tokens, event.num_abandoned_prompt_tokens
+        if self.store.close(event.request.request_id, computed, abandoned):
+            self._ledger.add("pagedcore_computed_prompt_tokens_total", computed)
+            self._ledger.add("pagedcore_abandoned_prompt_tokens_total", abandoned)

@@ -1,0 +1,138 @@
+"""Requests from arrival to end: what a caller sent counts once, however many choices it unfolded into."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pagedcore.core.events import Admitted, Arrived, Finished, FirstToken, Preempted
+from pagedcore.messages import AddRequest
+from pagedcore.observe.labels import RequestLabels
+from pagedcore.observe.ledger import Ledger
+from pagedcore.observe.lookups import LookupBook
+from pagedcore.outputs import Status
+
+_SEVERITY: dict[Status, int] = {"running": 0, "completed": 1, "aborted": 2, "rejected": 3, "error": 4}
+
+MAX_HALF_ENDED_GROUPS = 1024
+"""Rejected requests whose other choices may never come: at most this many are remembered."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One request as its caller sees it: all choices of one group id."""
+
+    request: AddRequest
+    num_ended: int = 0
+    status: Status = "running"
+    """The worst status of the ended choices."""
+    is_admitted: bool = False
+    has_first_token: bool = False
+    is_counted: bool = False
+
+
+class RequestBook:
+    """Owns the open requests and their groups; writes the request counters and latencies of the ledger.
+
+    Latencies of a group are those of its first choice to get there, and its prompt counts once; output tokens, and the
+    time an output token takes, are those of every choice. A group is counted when its last choice ends, or at once when
+    one is rejected. Events of a request whose arrival was not recorded are left out.
+    """
+
+    def __init__(self, ledger: Ledger, lookups: LookupBook) -> None:
+        self._ledger = ledger
+        self._lookups = lookups
+        self._labels = RequestLabels()
+        self._open: dict[str, tuple[AddRequest, Group]] = {}
+        self._groups: dict[str, Group] = {}
+        self._half_ended: deque[str] = deque()
+
+    def arrived(self, event: Arrived) -> None:
+        request = event.request
+        if request.request_id in self._open:
+            return  # its id is in use: it can only be rejected, and the open request goes on
+        group = self._groups.get(request.group_id)
+        if group is None:
+            group = self._groups[request.group_id] = Group(request)
+        self._open[request.request_id] = (request, group)
+
+    def admitted(self, event: Admitted) -> None:
+        entry = self._open.get(event.request_id)
+        if entry is None:
+            return
+        request, group = entry
+        tenant = self._labels.tenant(request.tenant)
+        if not group.is_admitted:
+            group.is_admitted = True
+            self._ledger.observe("pagedcore_time_in_queue_seconds", event.now_s - group.request.arrival_s)
+            self._ledger.add("pagedcore_prompt_tokens_total", len(request.prompt_token_ids), tenant)
+        if event.lookup is not None:
+            self._lookups.looked_up(event.request_id, tenant, event.lookup, event.now_s)
+
+    def first_token(self, event: FirstToken) -> None:
+        entry = self._open.get(event.request_id)
+        if entry is not None and not entry[1].has_first_token:
+            entry[1].has_first_token = True
+            self._ledger.observe("pagedcore_time_to_first_token_seconds", event.now_s - entry[1].request.arrival_s)
+
+    def preempted(self, _: Preempted) -> None:
+        self._ledger.add("pagedcore_preemptions_total", 1)
+
+    def finished(self, event: Finished) -> None:
+        """One choice ended: its tokens count; the last choice, or a rejected one, ends its group."""
+        entry = self._open.get(event.request.request_id)
+        if entry is None:
+            return
+        if entry[0] is not event.request:  # both events of a request hold the same object
+            self._count_duplicate(event)
+            return
+        del self._open[event.request.request_id]
+        self._lookups.finished(event)
+        self._count_output(event)
+        group = entry[1]
+        group.num_ended += 1
+        group.status = max(group.status, event.status, key=_SEVERITY.__getitem__)
+        is_last = group.num_ended >= group.request.num_choices
+        if (is_last or event.status == "rejected") and not group.is_counted:
+            self._count_group(group, event)
+        self._forget(group, is_last)
+
+    def _count_duplicate(self, event: Finished) -> None:
+        """A request whose id was in use was rejected: it shares no group with the open one of that id."""
+        if event.request.choice_index == 0:
+            self._count_group(Group(event.request, status=event.status), event)
+
+    def _count_output(self, event: Finished) -> None:
+        tenant = self._labels.tenant(event.request.tenant)
+        self._ledger.add("pagedcore_generation_tokens_total", event.num_output_tokens, tenant)
+        self._ledger.add("pagedcore_discarded_tokens_total", event.num_discarded_tokens)
+        if event.first_token_s is not None and event.last_token_s is not None and event.num_output_tokens > 1:
+            seconds = (event.last_token_s - event.first_token_s) / (event.num_output_tokens - 1)
+            self._ledger.observe("pagedcore_time_per_output_token_seconds", seconds)
+
+    def _count_group(self, group: Group, event: Finished) -> None:
+        group.is_counted = True
+        request, labels = group.request, self._labels
+        self._ledger.add(
+            "pagedcore_requests_total",
+            1,
+            group.status,
+            labels.adapter(request.adapter),
+            labels.tenant(request.tenant),
+            labels.request_class(request.request_class),
+        )
+        if group.status == "rejected":
+            self._ledger.add("pagedcore_rejected_requests_total", 1, event.reject_reason or "invalid")
+        else:
+            self._ledger.observe("pagedcore_request_latency_seconds", event.now_s - request.arrival_s)
+
+    def _forget(self, group: Group, is_last: bool) -> None:
+        """Drop a group that is complete; keep a counted one a while for choices still to come."""
+        group_id = group.request.group_id
+        if is_last:
+            if self._groups.get(group_id) is group:
+                del self._groups[group_id]
+        elif group.is_counted:
+            self._half_ended.append(group_id)
+            if len(self._half_ended) > MAX_HALF_ENDED_GROUPS:
+                self._groups.pop(self._half_ended.popleft(), None)

@@ -1,0 +1,69 @@
+"""Bytes of a request to a checked body. Nothing is ignored: what is unknown or not offered is refused by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pagedcore.errors import InvalidRequestError, UnsupportedFeatureError
+from pagedcore.openai.bodies import Body, Neutral
+from pagedcore.openai.json_text import loads, shortened
+
+B = TypeVar("B", bound=Body)
+
+_LONGEST_NAME = 64
+"""Characters of an unknown name that are looked at; our own are shorter."""
+
+
+def parse_body(model: type[B], raw: bytes) -> B:
+    """Check a body. Raises `InvalidRequestError` naming the field, or `UnsupportedFeatureError`."""
+    data = _json_object(raw)
+    check_fields(data, known=model.model_fields, not_offered=model.not_offered)
+    given = {name: value for name, value in data.items() if value is not None and name in model.model_fields}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _invalid_field(error) from None
+
+
+def check_fields(data: Mapping[str, Any], *, known: Iterable[str], not_offered: Neutral, where: str = "") -> None:
+    """Raise for the first field that is unknown, or that is not offered and asks for something."""
+    known = frozenset(known)
+    for name, value in data.items():
+        if name in not_offered:
+            if value is not None and value not in not_offered[name]:
+                field = f"{where}{name}"
+                raise UnsupportedFeatureError(f"{field}={shortened(value)} is not offered by this server; leave it out.", param=field)
+        elif name not in known:
+            raise _unknown_field(name, known.union(not_offered), where)
+
+
+def _unknown_field(name: str, known: Iterable[str], where: str) -> InvalidRequestError:
+    name = name[:_LONGEST_NAME]
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "leave it out."
+    return InvalidRequestError(f"{where}{name} is not a field of this request; {hint}", param=f"{where}{name}", code="unknown_field")
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        data = loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise InvalidRequestError(f"The body must be a JSON object, got {shortened(data)}.", code="invalid_json")
+    return data
+
+
+def _invalid_field(error: ValidationError) -> InvalidRequestError:
+    """One sentence for the first field that is wrong; a field of several types says what each would have wanted."""
+    problems = error.errors(include_url=False, include_context=False)
+    first = str(problems[0]["loc"][0])
+    same = [problem for problem in problems if str(problem["loc"][0]) == first]
+    if same[0]["type"] == "missing" and len(same[0]["loc"]) == 1:
+        return InvalidRequestError(f"{first} is missing; this request needs it.", param=first, code="missing_field")
+    wanted = " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in same))
+    return InvalidRequestError(f"{first} is wrong: it should be {wanted}, got {shortened(same[0]['input'])}.", param=first)

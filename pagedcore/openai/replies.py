@@ -1,0 +1,183 @@
+"""Outputs of the engine to OpenAI objects. A whole reply is one advance from nothing to the end; a stream is many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagedcore.client import TextFront
+from pagedcore.errors import EngineError
+from pagedcore.openai.calls import Call
+from pagedcore.openai.logprobs import OffsetCounter, TokenTexts, chat_logprobs, completion_logprobs, prompt_logprobs
+from pagedcore.outputs import CompletionOutput, Logprob, RequestOutput
+
+JsonObject = dict[str, object]
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a client has of one choice."""
+
+    offsets: OffsetCounter
+    num_chars: int = 0
+    num_tokens: int = 0
+    has_begun: bool = False
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one advance adds to one choice."""
+
+    index: int
+    choice: CompletionOutput
+    output: RequestOutput
+    is_first: bool
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]]
+
+
+class Reply:
+    """Owns the progress of one call: what its client has of each choice, and what was used so far."""
+
+    kind = chunk_kind = id_prefix = ""
+
+    def __init__(self, call: Call, request_id: str, text: TextFront | None, role: str) -> None:
+        self.call = call
+        self.role = role
+        self.texts = TokenTexts(text, skip_special_tokens=call.params.skip_special_tokens)
+        self._envelope: JsonObject = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": call.model}
+        options = call.body.stream_options
+        self._shows_tokens = call.params.logprobs is not None or call.body.return_token_ids or options.continuous_usage_stats
+        self._latest: dict[int, RequestOutput] = {}
+        starts = [len(prompt.text) if call.echo else 0 for prompt in call.prompts for _ in range(call.params.n)]
+        self._progress = [_Progress(OffsetCounter(self.texts, start)) for start in starts]
+
+    # ---- what a client gets
+
+    def opening(self) -> list[JsonObject]:
+        """Chunks before the first text."""
+        return []
+
+    def chunks(self, prompt_index: int, output: RequestOutput) -> list[JsonObject]:
+        """Chunks for what an output adds; advances the choices of that prompt."""
+        return [self._chunk([self.form(delta, is_chunk=True)]) for delta in self._advance(prompt_index, output)]
+
+    def usage_chunk(self) -> JsonObject:
+        return {**self._chunk([]), "usage": self.usage()}
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> JsonObject:
+        """The reply without a stream, from the last output of each prompt."""
+        deltas = [delta for prompt_index, output in enumerate(outputs) for delta in self._advance(prompt_index, output)]
+        choices = [self.form(delta, is_chunk=False) for delta in sorted(deltas, key=lambda delta: delta.index)]
+        return {**self._envelope, "object": self.kind, "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> JsonObject:
+        """Tokens so far, counted by the engine; a prompt counts once, whatever n is."""
+        outputs = self._latest.values()
+        num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        num_completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+        counts = {"prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": num_prompt + num_completion}
+        return {**counts, "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}}
+
+    def check_ended(self) -> None:
+        """Raise `EngineError` unless every choice has its finish_reason."""
+        if not all(progress.has_ended for progress in self._progress):
+            raise EngineError("The engine ended the request before all of its choices were finished.")
+
+    # ---- the form of one choice
+
+    def form(self, delta: Delta, *, is_chunk: bool) -> JsonObject:
+        raise NotImplementedError
+
+    def choice(self, new: Delta, logprobs: JsonObject | None, /, **form: object) -> JsonObject:
+        """What the forms have in common, and beyond OpenAI's fields what was asked for and why a finished choice stopped."""
+        choice = {"index": new.index, **form, "logprobs": logprobs, "finish_reason": new.choice.finish_reason}
+        if new.choice.finished:
+            choice["stop_reason"] = new.choice.stop_reason
+        if self.call.body.return_token_ids:
+            choice["token_ids"] = new.token_ids
+        if new.is_first and self.call.body.return_token_ids:
+            choice["prompt_token_ids"] = new.output.prompt_token_ids
+        if new.is_first and self.call.body.prompt_logprobs is not None and new.output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(new.output.prompt_logprobs, self.texts)
+        return choice
+
+    # ---- inside
+
+    def _chunk(self, choices: list[JsonObject]) -> JsonObject:
+        chunk = {**self._envelope, "object": self.chunk_kind, "choices": choices}
+        options = self.call.body.stream_options
+        if options.include_usage or options.continuous_usage_stats:
+            chunk["usage"] = self.usage() if options.continuous_usage_stats else None
+        return chunk
+
+    def _advance(self, prompt_index: int, output: RequestOutput) -> list[Delta]:
+        self._latest[prompt_index] = output
+        if self.call.params.prompt_logprobs is not None and output.prompt_logprobs is None and not output.finished:
+            return []  # the first chunk of a choice carries them
+        first_index = prompt_index * self.call.params.n
+        return [delta for choice in output.outputs if (delta := self._delta(first_index + choice.index, choice, output))]
+
+    def _delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> Delta | None:
+        """What is new since the last advance; None when there is nothing to show."""
+        progress = self._progress[index]
+        text, token_ids = choice.text[progress.num_chars :], choice.token_ids[progress.num_tokens :]
+        if progress.has_ended or not (text or choice.finished or (token_ids and self._shows_tokens)):
+            return None
+        logprobs = [] if choice.logprobs is None else choice.logprobs[progress.num_tokens :]
+        delta = Delta(index, choice, output, not progress.has_begun, text, token_ids, logprobs)
+        progress.num_chars, progress.num_tokens = len(choice.text), len(choice.token_ids)
+        progress.has_begun, progress.has_ended = True, choice.finished
+        return delta
+
+
+class CompletionReply(Reply):
+    """The form of /v1/completions."""
+
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl"
+
+    def form(self, delta: Delta, *, is_chunk: bool) -> JsonObject:
+        echoes = self.call.echo and delta.is_first
+        prompt = self.call.prompts[delta.index // self.call.params.n].text if echoes else ""
+        return self.choice(delta, self._logprobs(delta, echoes=echoes), text=prompt + delta.text)
+
+    def _logprobs(self, delta: Delta, *, echoes: bool) -> JsonObject | None:
+        num_top = self.call.params.logprobs
+        if num_top is None:
+            return None
+        token_ids, logprobs = delta.token_ids, list[dict[int, Logprob] | None](delta.logprobs)
+        offsets = self._progress[delta.index].offsets.take(token_ids)
+        if echoes and delta.output.prompt_logprobs is not None:
+            prompt_ids = delta.output.prompt_token_ids
+            offsets = OffsetCounter(self.texts).take(prompt_ids) + offsets
+            token_ids, logprobs = prompt_ids + token_ids, delta.output.prompt_logprobs + logprobs
+        return completion_logprobs(token_ids, logprobs, offsets, num_top, self.texts)
+
+
+class ChatReply(Reply):
+    """The form of /v1/chat/completions."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def opening(self) -> list[JsonObject]:
+        """The role of each choice."""
+        begun = {"delta": {"role": self.role, "content": ""}, "logprobs": None, "finish_reason": None}
+        return [self._chunk([{"index": index, **begun}]) for index in range(self.call.params.n)]
+
+    def form(self, delta: Delta, *, is_chunk: bool) -> JsonObject:
+        num_top = self.call.params.logprobs
+        has_none = num_top is None or (is_chunk and not delta.token_ids)
+        logprobs = None if has_none else chat_logprobs(delta.token_ids, delta.logprobs, num_top or 0, self.texts)
+        if is_chunk:
+            return self.choice(delta, logprobs, delta={"content": delta.text} if delta.text else {})
+        return self.choice(delta, logprobs, message={"role": self.role, "content": delta.text, "refusal": None})
+
+
+REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "completion": CompletionReply}
+"""Endpoint of a call -> the form of its reply."""

@@ -1,0 +1,122 @@
+"""The routes: OpenAI's, and those that operators ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from pagedcore.client import ModelInfo
+from pagedcore.errors import EngineClosedError, PagedCoreError
+from pagedcore.openai.calls import read_chat, read_completion, read_detokenize, read_tokenize, served_model
+from pagedcore.openai.errors import add_error_handlers, error_response
+from pagedcore.openai.json_text import json_reply
+from pagedcore.openai.request_ids import REQUEST_ID_HEADER, assign_request_id
+from pagedcore.openai.service import ClientOrGetter, OpenAIService
+from pagedcore.openai.settings import ServerSettings
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
+
+
+class OpenAIRoute(APIRoute):
+    """A route whose every answer carries the request's id, and whose errors have OpenAI bodies, in whatever app it is."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                assign_request_id(request)
+                response = await handle(request)
+            except PagedCoreError as error:
+                response = error_response(error)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            response.headers[REQUEST_ID_HEADER] = request.state.request_id
+            return response
+
+        return guarded
+
+
+def build_router(client: ClientOrGetter, settings: ServerSettings | None = None) -> APIRouter:
+    """The routes over an engine, or over a function that returns it, for hosts that create it after the routes."""
+    service = OpenAIService(client, settings or ServerSettings())
+    router = APIRouter(route_class=OpenAIRoute)
+    _add_generation_routes(router, service)
+    _add_model_routes(router, service)
+    _add_operator_routes(router, service)
+    return router
+
+
+def build_app(client: ClientOrGetter, settings: ServerSettings | None = None, lifespan: Lifespan | None = None) -> FastAPI:
+    """A whole app: the routes, and OpenAI bodies for all that goes wrong outside them."""
+    app = FastAPI(title="pagedcore", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.include_router(build_router(client, settings))
+    add_error_handlers(app)
+    return app
+
+
+def _add_generation_routes(router: APIRouter, service: OpenAIService) -> None:
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await service.generate(request, read_completion)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await service.generate(request, read_chat)
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        return await service.answer(request, read_tokenize)
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        return await service.answer(request, read_detokenize)
+
+
+def _add_model_routes(router: APIRouter, service: OpenAIService) -> None:
+    @router.get("/v1/models")
+    async def models(request: Request) -> Response:
+        service.tenant(request)
+        info = service.client.info
+        return json_reply({"object": "list", "data": [_model_card(name, info) for name in info.model_names]})
+
+    @router.get("/v1/models/{model_id:path}")
+    async def model(request: Request, model_id: str) -> Response:
+        service.tenant(request)
+        info = service.client.info
+        return json_reply(_model_card(served_model(model_id, info), info))
+
+
+def _model_card(name: str, info: ModelInfo) -> dict[str, object]:
+    card = {"id": name, "object": "model", "created": info.created_s, "owned_by": "pagedcore"}
+    return {**card, "root": info.model_names[0], "parent": None, "max_model_len": info.max_model_len}
+
+
+def _add_operator_routes(router: APIRouter, service: OpenAIService) -> None:
+    retry_after_s = service.settings.retry_after_s
+
+    @router.get("/health")
+    async def health() -> Response:
+        if not await service.client.is_alive():
+            raise EngineClosedError("The engine loop does not run.", retry_after_s=retry_after_s)
+        return json_reply({"status": "ok"})
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        if not await service.client.is_ready():
+            raise EngineClosedError("The engine is loading, warming up or draining.", retry_after_s=retry_after_s)
+        return json_reply({"status": "ready"})
+
+    if not service.settings.allow_operator_routes:
+        return
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        text, content_type = await service.client.metrics_text()
+        return Response(text, headers={"Content-Type": content_type})

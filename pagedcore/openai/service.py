@@ -1,0 +1,121 @@
+"""What stands behind the routes: reading, checking and answering one HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TypeVar, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagedcore.client import EngineClient, RequestContext
+from pagedcore.errors import AuthenticationError, EngineError, PagedCoreError
+from pagedcore.openai.calls import Call
+from pagedcore.openai.errors import RequestTooLargeError, body_of
+from pagedcore.openai.http_stream import DONE, EventStream, sse, sse_error, until_disconnect
+from pagedcore.openai.json_text import json_reply
+from pagedcore.openai.replies import REPLIES, Reply
+from pagedcore.openai.request_ids import adopt_request_id
+from pagedcore.openai.settings import ServerSettings
+from pagedcore.openai.streams import IndexedOutput, run_call
+
+T = TypeVar("T")
+Reader = Callable[[bytes, EngineClient, ServerSettings], T]
+"""A pure function from the body of a request to what it asks for."""
+
+ClientOrGetter = EngineClient | Callable[[], EngineClient]
+
+logger = logging.getLogger("pagedcore.openai")
+
+
+class OpenAIService:
+    """Owns its settings and the way to the engine."""
+
+    def __init__(self, client: ClientOrGetter, settings: ServerSettings) -> None:
+        self._client = client
+        self.settings = settings
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine; asked for anew each time, since a host may create it after the routes."""
+        if hasattr(self._client, "generate"):
+            return cast("EngineClient", self._client)
+        return self._client()
+
+    def tenant(self, request: Request) -> str | None:
+        """Whose request it is. Raises `AuthenticationError` without a valid key where one is needed."""
+        keys = self.settings.valid_keys
+        if not keys:
+            return None
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        # Every key is compared in full: the time taken tells nothing about any of them.
+        matches = [key for key in keys if hmac.compare_digest(key.encode(), given.strip().encode("latin-1"))]
+        if scheme.lower() != "bearer" or not matches:
+            raise AuthenticationError("The API key is missing or wrong; send 'Authorization: Bearer KEY' with a key of this server.")
+        return self.settings.tenants.get(matches[0])
+
+    async def read(self, request: Request, reader: Reader[T]) -> T:
+        """Read and check a body, off the event loop when it is large. Raises `RequestError`."""
+        raw = await self._body(request)
+        if len(raw) > self.settings.inline_request_bytes:
+            return await asyncio.to_thread(reader, raw, self.client, self.settings)
+        return reader(raw, self.client, self.settings)
+
+    async def answer(self, request: Request, reader: Reader[dict[str, object]]) -> Response:
+        """Answer a request that needs no generation."""
+        self.tenant(request)
+        return json_reply(await self.read(request, reader))
+
+    async def generate(self, request: Request, reader: Reader[Call]) -> Response:
+        """Answer a request for generation. What fails before the first output raises; later, a stream carries the error."""
+        tenant = self.tenant(request)
+        call = await self.read(request, reader)
+        request_id = adopt_request_id(request, call.body.request_id)
+        logger.info("request %s: model %r, tenant %r, user %r", request_id, call.model, tenant, call.body.user)
+        context = RequestContext(priority=call.body.priority, tenant=tenant, cache_salt=call.body.cache_salt, adapter=self.settings.adapter)
+        client = self.client
+        reply = REPLIES[call.endpoint](call, request_id, client.text, self.settings.response_role)
+        outputs = run_call(client, call, request_id, context)
+        if not call.body.stream:
+            return json_reply(await until_disconnect(request.receive, _whole(reply, outputs)))
+        first = await until_disconnect(request.receive, anext(outputs, None))
+        if first is None:
+            raise EngineError("The engine gave no output.")
+        return EventStream(_events(reply, first, outputs))
+
+    async def _body(self, request: Request) -> bytes:
+        limit = self.settings.max_request_bytes
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise RequestTooLargeError(f"The body is larger than {limit} bytes, the server's max_request_bytes; send less.")
+        return bytes(body)
+
+
+async def _whole(reply: Reply, outputs: AsyncGenerator[IndexedOutput, None]) -> dict[str, object]:
+    async with aclosing(outputs):
+        latest = {index: output async for index, output in outputs}
+    body = reply.whole([latest[index] for index in sorted(latest)])
+    reply.check_ended()
+    return body
+
+
+async def _events(reply: Reply, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(outputs):
+        try:
+            yield b"".join(map(sse, [*reply.opening(), *reply.chunks(*first)]))
+            async for indexed in outputs:
+                chunks = reply.chunks(*indexed)
+                if chunks:
+                    yield b"".join(map(sse, chunks))
+            reply.check_ended()
+        except PagedCoreError as error:
+            logger.warning("a stream ended with an error: %s", error)
+            yield sse_error(body_of(error))
+            return
+    yield (sse(reply.usage_chunk()) if reply.call.body.stream_options.include_usage else b"") + DONE

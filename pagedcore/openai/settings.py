@@ -1,0 +1,51 @@
+"""What the HTTP front needs to know beside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pagedcore.errors import ConfigError
+
+AdapterName = Literal["litserve", "bentoml", "langchain", "library"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Settings of the OpenAI routes. Raises `ConfigError` naming value and limit."""
+
+    api_keys: tuple[str, ...] = ()
+    """Keys that clients may use; with none here and in `tenants` the server is open."""
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    """API key -> tenant. A key of this map is valid too. The body's `user` never names a tenant: it is only logged."""
+    max_request_bytes: int = 32 * 2**20
+    """Larger bodies are refused with HTTP 413."""
+    inline_request_bytes: int = 16 * 2**10
+    """Larger bodies are parsed, templated and tokenized in a worker thread, so that the event loop never stalls."""
+    max_choices: int = 1024
+    """Most choices (prompts times n) of one request."""
+    retry_after_s: float = 5.0
+    """Retry-After of /ready and /health while they answer 503."""
+    allow_operator_routes: bool = True
+    """Serve /metrics. False where the host serves it, or where the port is public."""
+    adapter: AdapterName = "library"
+    """The host framework, as the `adapter` label on metrics."""
+    response_role: str = "assistant"
+    """Role of the messages that chat completions answer with."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_request_bytes", "max_choices", "inline_request_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r} and must be an integer of at least 1.")
+        if not self.retry_after_s > 0:
+            raise ConfigError(f"retry_after_s is {self.retry_after_s!r} and must be above 0.")
+        api_keys: object = self.api_keys
+        if not isinstance(api_keys, tuple) or not all(isinstance(key, str) and key for key in (*api_keys, *self.tenants)):
+            raise ConfigError("api_keys must be a tuple of non-empty strings, and so must the keys of tenants.")
+
+    @property
+    def valid_keys(self) -> tuple[str, ...]:
+        """Every key that opens the server; none means that it is open."""
+        return (*self.api_keys, *self.tenants)

@@ -1,0 +1,282 @@
+"""One open request in the front: updates of its choices go in on one thread, outputs come out on another."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagedcore.errors import EngineClosedError, PagedCoreError
+from pagedcore.messages import AbortRequest, FinishRequest, InboxMessage, RequestUpdate
+from pagedcore.outputs import CacheReport, CompletionOutput, FinishReason, Logprob, RequestOutput, RequestTimings, Status
+from pagedcore.sampling_params import SamplingParams
+from pagedcore.text.output_text import ChoiceText
+from pagedcore.text.tokenizer import Tokenizer
+
+
+class Waker(Protocol):
+    """How the thread that consumes streams learns that some have updates. Equal wakers are woken once a step."""
+
+    def wake(self, streams: list[RequestStream]) -> bool:
+        """False when nobody is there to wake: the consumer's event loop is closed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoopWaker:
+    """Wakes the coroutines of one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def wake(self, streams: list[RequestStream]) -> bool:
+        try:
+            self.loop.call_soon_threadsafe(_set_events, streams)
+        except RuntimeError:
+            return False
+        return True
+
+
+class QueueWaker:
+    """Wakes one blocking thread that consumes any number of streams."""
+
+    def __init__(self) -> None:
+        self._ready: queue.SimpleQueue[list[RequestStream]] = queue.SimpleQueue()
+
+    def wake(self, streams: list[RequestStream]) -> bool:
+        self._ready.put(streams)
+        return True
+
+    def wait(self) -> list[RequestStream]:
+        """Streams with new updates; blocks until there are some."""
+        return self._ready.get()
+
+
+def _set_events(streams: list[RequestStream]) -> None:
+    for stream in streams:
+        stream.event.set()
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What the front knows of one choice so far."""
+
+    request_id: str
+    index: int
+    text_state: ChoiceText | None
+    text: str = ""
+    new_text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    num_seen: int = 0
+    """Tokens already shown to the caller."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    matched_stop: str | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def snapshot(self) -> CompletionOutput:
+        """The cumulative output, and what is new since the last one. Marks all of it as seen."""
+        output = CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            cumulative_logprob=self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            new_text=self.new_text,
+            new_token_ids=self.token_ids[self.num_seen :],
+        )
+        self.new_text, self.num_seen = "", len(self.token_ids)
+        return output
+
+
+class RequestStream:
+    """Owns the partial outputs of one request. `put` is the engine side's, everything else the consumer's."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        text: Tokenizer | None,
+        send: Callable[[InboxMessage], None],
+        waker: Waker,
+        num_choices: int,
+    ) -> None:
+        self.request_id = request_id
+        self.waker = waker
+        self.event = asyncio.Event()
+        self._prompt = prompt
+        self._prompt_token_ids = prompt_token_ids
+        self._params = params
+        self._text = text
+        self._send = send
+        self._updates: deque[RequestUpdate] = deque()
+        self._is_signalled = False
+        self._choices = {choice.request_id: choice for choice in self._make_choices(num_choices)}
+        self._num_running = num_choices
+        self._status: Status = "running"
+        self._error: PagedCoreError | None = None
+        self._cache: CacheReport | None = None
+        self._timings: RequestTimings | None = None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._num_preemptions = 0
+
+    def _make_choices(self, num_choices: int) -> list[_Choice]:
+        has_text = self._text is not None and self._params.detokenize
+        return [
+            _Choice(
+                request_id=self.request_id if index == 0 else f"{self.request_id}#{index}",
+                index=index,
+                text_state=ChoiceText(self._text, self._params) if has_text else None,
+                logprobs=None if self._params.logprobs is None else [],
+                cumulative_logprob=None if self._params.logprobs is None else 0.0,
+            )
+            for index in range(num_choices)
+        ]
+
+    # ---- engine side
+
+    def put(self, update: RequestUpdate) -> bool:
+        """Add an update; True when the consumer has to be woken for it."""
+        self._updates.append(update)
+        if self._is_signalled:
+            return False
+        self._is_signalled = True
+        return True
+
+    # ---- consumer
+
+    @property
+    def finished(self) -> bool:
+        return self._num_running == 0
+
+    @property
+    def request_ids(self) -> list[str]:
+        return list(self._choices)
+
+    def unfinished_request_ids(self) -> list[str]:
+        return [choice.request_id for choice in self._choices.values() if choice.finish_reason is None]
+
+    async def wait(self) -> None:
+        """Until there are updates to advance over."""
+        await self.event.wait()
+        self.event.clear()
+
+    def advance(self) -> RequestOutput | None:
+        """Apply all waiting updates; None when they change nothing that a caller would see."""
+        return self.output() if self.absorb() else None
+
+    def absorb(self) -> bool:
+        """The same without making an output: True when there is something new."""
+        self._is_signalled = False
+        changed = False
+        while self._updates:
+            changed = self._apply(self._updates.popleft()) or changed
+        return changed
+
+    def output(self) -> RequestOutput:
+        """The request as it stands."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=[choice.snapshot() for choice in self._choices.values()],
+            finished=self.finished,
+            status=self._status,
+            prompt_logprobs=self._prompt_logprobs,
+            cache=self._cache,
+            error=self._error,
+            timings=self._timings,
+            num_preemptions=self._num_preemptions,
+        )
+
+    def _apply(self, update: RequestUpdate) -> bool:
+        choice = self._choices[update.request_id]
+        if choice.finish_reason is not None:
+            return False
+        self._take_request_facts(update, choice)
+        changed = self._take_tokens(choice, update) if choice.matched_stop is None else False
+        if update.finish_reason is None:
+            return changed
+        self._finish(choice, update)
+        return True
+
+    def _take_request_facts(self, update: RequestUpdate, choice: _Choice) -> None:
+        if update.prompt_logprobs is not None:
+            self._prompt_logprobs = self._with_text_prompt(update.prompt_logprobs)
+        if choice.index == 0 and update.cache is not None:
+            self._cache = update.cache
+        if update.timings is not None:
+            self._timings = update.timings
+
+    def _take_tokens(self, choice: _Choice, update: RequestUpdate) -> bool:
+        """Add new tokens and their text, up to the end of a stop string if one is complete."""
+        new_ids = update.new_token_ids
+        if not new_ids and update.finish_reason is None:
+            return False
+        kept = len(new_ids)
+        if choice.text_state is not None:
+            delta = choice.text_state.push(self._ids_with_text(update), finished=update.finish_reason is not None)
+            choice.text += delta.new_text
+            choice.new_text += delta.new_text
+            if delta.matched_stop is not None:
+                choice.matched_stop = delta.matched_stop
+                kept = delta.num_tokens_kept - len(choice.token_ids)
+        choice.token_ids += new_ids[:kept]
+        self._take_logprobs(choice, update, kept)
+        if choice.matched_stop is not None and update.finish_reason is None:
+            self._tell(FinishRequest(choice.request_id, len(choice.token_ids), choice.matched_stop))
+        return True
+
+    def _ids_with_text(self, update: RequestUpdate) -> list[int]:
+        """The token that ended the output has no text of its own, unless the caller keeps stop strings."""
+        ends_with_stop_id = update.finish_reason == "stop" and not isinstance(update.stop_reason, str)
+        if ends_with_stop_id and update.new_token_ids and not self._params.include_stop_str_in_output:
+            return update.new_token_ids[:-1]
+        return update.new_token_ids
+
+    def _take_logprobs(self, choice: _Choice, update: RequestUpdate, kept: int) -> None:
+        if choice.logprobs is None or update.new_logprobs is None:
+            return
+        for token_id, entry in zip(update.new_token_ids[:kept], update.new_logprobs[:kept], strict=True):
+            choice.logprobs.append(self._with_text(entry))
+            choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry[token_id].logprob
+
+    def _finish(self, choice: _Choice, update: RequestUpdate) -> None:
+        stopped = choice.matched_stop is not None and update.status not in ("rejected", "error")
+        choice.finish_reason = "stop" if stopped else update.finish_reason
+        choice.stop_reason = choice.matched_stop if stopped else update.stop_reason
+        self._num_running -= 1
+        self._num_preemptions += update.num_preemptions
+        self._take_status(update, stopped)
+
+    def _take_status(self, update: RequestUpdate, stopped: bool) -> None:
+        """The request's status is its worst choice's; a refused or failed choice ends the others."""
+        status: Status = "completed" if stopped else update.status
+        if self._status in ("running", "completed"):
+            self._status = status if self.finished or status != "completed" else "running"
+        if update.error is not None and self._error is None:
+            self._error = update.error
+            for request_id in self.unfinished_request_ids():
+                self._tell(AbortRequest(request_id))
+
+    def _tell(self, message: InboxMessage) -> None:
+        try:
+            self._send(message)
+        except EngineClosedError:
+            return  # the engine has ended every request itself
+
+    def _with_text(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
+        text = self._text
+        if text is None:
+            return entry
+        return {token_id: Logprob(p.logprob, p.rank, text.token_text(token_id)) for token_id, p in entry.items()}
+
+    def _with_text_prompt(self, entries: list[dict[int, Logprob] | None]) -> list[dict[int, Logprob] | None]:
+        return [None if entry is None else self._with_text(entry) for entry in entries]

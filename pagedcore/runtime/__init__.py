@@ -1,0 +1,1 @@
+"""Device work: everything below a `StepPlan`. Torch starts here."""

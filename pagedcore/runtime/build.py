@@ -1,0 +1,242 @@
+"""From a config and a model folder to a runner that is ready, and the plan that says what was decided."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagedcore.config import EngineConfig, EnginePlan, MemoryPlan
+from pagedcore.errors import ConfigError
+from pagedcore.models.architecture import ModelArchitecture
+from pagedcore.models.decoder import Decoder
+from pagedcore.models.registry import load_model, read_architecture, resolve_dtype
+from pagedcore.runtime.attention import select_attention_backend
+from pagedcore.runtime.memory import (
+    MeasuredMemory,
+    PoolRequest,
+    block_bytes,
+    cpu_budget_bytes,
+    cuda_budget_bytes,
+    plan_memory,
+    resolve_max_model_len,
+)
+from pagedcore.runtime.model_runner import ModelRunner
+from pagedcore.runtime.probe import DeviceMemory, device_memory, measure_activations, profiling_plan
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What follows from config, folder and machine before anything is loaded."""
+
+    architecture: ModelArchitecture
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    model_dir: Path
+    tokenizer_dir: Path
+    name: str
+
+
+def build_runner(
+    config: EngineConfig,
+    model_dir: str | Path,
+    *,
+    model_name: str | None = None,
+    tokenizer_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[ModelRunner, EnginePlan]:
+    """Load the model, size the KV pool, make the runner. `model_name` is what to call the model where the config does not say;
+    `tokenizer_dir` None is the model's folder.
+
+    Raises `ConfigError` for settings that cannot work here, and what `load_model` raises.
+    """
+    resolved = _resolve(config, Path(model_dir))
+    before = device_memory(resolved.device)
+    model = load_model(
+        model_dir,
+        dtype=resolved.dtype,
+        device=resolved.device,
+        load_format=config.load_format,
+        seed=config.seed,
+        max_model_len=resolved.max_model_len,
+        progress=progress,
+    )
+    request = _pool_request(config, model, resolved)
+    memory = _size_pool(config, model, resolved, request, before)
+    max_model_len = resolve_max_model_len(memory, request)
+    runner = _make_runner(config, model, resolved, num_blocks=memory.num_blocks, max_model_len=max_model_len)
+    source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
+    plan = _engine_plan(config, source, resolved, memory, max_model_len)
+    _report(plan)
+    return runner, plan
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a `device` setting. Raises `ConfigError` where there is no such one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {name!r} and this machine has no CUDA device that torch {torch.__version__} can use; use device='cpu'."
+        )
+    index = name.partition(":")[2]
+    if index and (not index.isdigit() or int(index) >= torch.cuda.device_count()):
+        raise ConfigError(f"device is {name!r} and this machine has {torch.cuda.device_count()} CUDA devices, counted from cuda:0.")
+    return torch.device("cuda", int(index) if index else torch.cuda.current_device())
+
+
+def resolve_max_num_batched_tokens(config: EngineConfig, device: torch.device) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs)
+
+
+def read_eos_token_ids(model_dir: Path, architecture: ModelArchitecture) -> frozenset[int]:
+    """Every end-of-sequence id of generation_config.json; where it names none, those of config.json."""
+    path = model_dir / "generation_config.json"
+    ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+    if ids is None:
+        return architecture.eos_token_ids
+    return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _resolve(config: EngineConfig, model_dir: Path) -> _Resolved:
+    architecture = read_architecture(model_dir)
+    device = resolve_device(config.device)
+    asked, limit = config.max_model_len, architecture.max_model_len
+    if asked != "auto" and asked > limit:
+        raise ConfigError(
+            f"max_model_len is {asked} and the model was made for at most {limit} tokens; set max_model_len to at most {limit}."
+        )
+    return _Resolved(
+        architecture=architecture,
+        device=device,
+        dtype=resolve_dtype(config.dtype, architecture, device),
+        max_model_len=limit if asked == "auto" else asked,
+        max_num_batched_tokens=resolve_max_num_batched_tokens(config, device),
+    )
+
+
+def _pool_request(config: EngineConfig, model: Decoder, resolved: _Resolved) -> PoolRequest:
+    return PoolRequest(
+        block_size=config.block_size,
+        block_bytes=block_bytes(model.kv_layout, config.block_size, resolved.dtype),
+        num_kv_blocks=config.num_kv_blocks,
+        max_model_len=resolved.max_model_len,
+        is_max_model_len_auto=config.max_model_len == "auto",
+    )
+
+
+def _size_pool(config: EngineConfig, model: Decoder, resolved: _Resolved, request: PoolRequest, before: DeviceMemory) -> MemoryPlan:
+    device = resolved.device
+    is_cuda = device.type == "cuda"
+    measured = MeasuredMemory(
+        device=str(device),
+        total_bytes=before.total_bytes,
+        held_by_others_bytes=before.used_bytes,
+        weights_bytes=model.num_weight_bytes,
+        activations_bytes=_measure(config, model, resolved, before) if is_cuda else 0,
+    )
+    if is_cuda:
+        budget_bytes = cuda_budget_bytes(before.total_bytes, before.used_bytes, config.gpu_memory_utilization)
+    else:
+        budget_bytes = cpu_budget_bytes(before.free_bytes, model.num_weight_bytes)
+    return plan_memory(measured, budget_bytes, request)
+
+
+def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: DeviceMemory) -> int:
+    """Bytes of the hungriest step, measured with a pool of one block."""
+    runner = _make_runner(config, model, resolved, num_blocks=1, max_model_len=resolved.max_model_len)
+    plan = profiling_plan(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        vocab_size=model.vocab_size,
+    )
+    activations_bytes = measure_activations(runner, plan, model.num_weight_bytes, before, resolved.device)
+    runner.close()
+    return activations_bytes
+
+
+def _make_runner(config: EngineConfig, model: Decoder, resolved: _Resolved, *, num_blocks: int, max_model_len: int) -> ModelRunner:
+    return ModelRunner(
+        model,
+        model.kv_layout,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        dtype=resolved.dtype,
+        device=resolved.device,
+    )
+
+
+def _engine_plan(config: EngineConfig, source: _Source, resolved: _Resolved, memory: MemoryPlan, max_model_len: int) -> EnginePlan:
+    names = _served_names(config, source.name)
+    dtype = str(resolved.dtype).removeprefix("torch.")
+    return EnginePlan(
+        config=config,
+        model_dir=str(source.model_dir),
+        tokenizer_dir=str(source.tokenizer_dir),
+        model_name=names[0],
+        served_model_names=names,
+        model_type=resolved.architecture.model_type,
+        device=str(resolved.device),
+        dtype=dtype,
+        kv_cache_dtype=dtype,
+        quantization=None,
+        attention_backend=select_attention_backend(resolved.device),
+        vocab_size=resolved.architecture.vocab_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        overlap=resolved.device.type == "cuda" if config.overlap == "auto" else config.overlap,
+        memory=memory,
+        eos_token_ids=read_eos_token_ids(source.model_dir, resolved.architecture),
+    )
+
+
+def _served_names(config: EngineConfig, model_name: str) -> tuple[str, ...]:
+    names = config.served_model_name
+    if names is None:
+        return (model_name,)
+    return (names,) if isinstance(names, str) else names
+
+
+def _report(plan: EnginePlan) -> None:
+    memory = plan.memory
+    logger.info(
+        "%s on %s: %s, attention %s, %d blocks of %d tokens (%.3f GiB)",
+        plan.model_name,
+        plan.device,
+        plan.dtype,
+        plan.attention_backend,
+        memory.num_blocks,
+        plan.block_size,
+        memory.kv_cache_bytes / 2**30,
+    )
+    pool_tokens = memory.num_blocks * plan.block_size
+    if pool_tokens < plan.max_model_len:
+        logger.warning(
+            "num_kv_blocks=%d holds %d tokens, less than max_model_len=%d: a request is refused when its prompt and max_tokens need more.",
+            memory.num_blocks,
+            pool_tokens,
+            plan.max_model_len,
+        )

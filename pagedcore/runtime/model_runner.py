@@ -1,0 +1,127 @@
+"""The device's only door: a `StepPlan` goes in, a pending `StepResult` comes out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedcore.batch import InputBatch, KVLayout, Model
+from pagedcore.core.step import PendingStep, StepPlan
+from pagedcore.runtime.attention import ATTENTION_BACKENDS, select_attention_backend
+from pagedcore.runtime.inputs import Segment, build_inputs
+from pagedcore.runtime.kv_cache import KVCache
+from pagedcore.runtime.logprobs import token_logprobs
+from pagedcore.runtime.passes import ForwardPass, split_into_passes
+from pagedcore.runtime.pending import DeviceStep, FailedStep, PromptLogprobs
+from pagedcore.runtime.rows import RowBuffers
+from pagedcore.runtime.sampler import Sampler, Samples
+
+WORKSPACE_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
+"""Gathered keys and values of one attention call, unless one sequence of max_model_len needs more. On a CPU they fit its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PassOutput:
+    sampled_logits: Tensor | None  # [N, V]
+    prompt_logprobs: list[PromptLogprobs]
+
+
+class ModelRunner:
+    """Owns the weights, the KV cache and the row buffers of one engine. Implements `pagedcore.core.step.Runner`.
+
+    On CUDA a step is queued and `submit` returns; sampled tokens go to their rows on the device, so that the next step can be
+    submitted before this one's result is read. On a CPU the step runs inside `submit`. Calls must come from one thread at a
+    time; a result may be read from another.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        attention_backend: str = "auto",
+    ) -> None:
+        self.device = torch.device(device)
+        self.attention_backend = select_attention_backend(self.device, attention_backend)
+        self._model: Model | None = model
+        self._block_size = block_size
+        self._cache = KVCache(layout, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device)
+        self._workspace = _allocate_workspace(layout, max_model_len, block_size, dtype, self.device)
+        self._buffers = RowBuffers(max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=block_size, device=self.device)
+        self._sampler = Sampler(self._buffers, model.vocab_size)
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        """Start a step. What it raises is raised by `result()` of what this returns."""
+        with self._on_device(), torch.inference_mode():
+            try:
+                return self._start(plan)
+            except Exception as error:  # noqa: BLE001 - by the contract a step's failure belongs to its result
+                return FailedStep(error)
+
+    def close(self) -> None:
+        """Drop weights, KV cache and buffers, and give CUDA memory back. The runner cannot be used afterwards."""
+        self._model = None
+        for name in ("_cache", "_workspace", "_buffers", "_sampler"):
+            self.__dict__.pop(name, None)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            with self._on_device():
+                torch.cuda.empty_cache()
+
+    def _on_device(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def _start(self, plan: StepPlan) -> PendingStep:
+        self._buffers.apply(plan)
+        passes = split_into_passes(plan, self._buffers)
+        outputs = [self._forward(forward_pass) for forward_pass in passes]
+        sampling = [segment for forward_pass in passes for segment in forward_pass.segments if segment.samples]
+        samples = self._sample(sampling, [output.sampled_logits for output in outputs if output.sampled_logits is not None])
+        return DeviceStep(plan, sampling, samples, [part for output in outputs for part in output.prompt_logprobs], self.device)
+
+    def _forward(self, forward_pass: ForwardPass) -> _PassOutput:
+        assert self._model is not None, "the runner is closed"
+        inputs = build_inputs(forward_pass.segments, forward_pass.logits_indices, self._buffers, self._block_size)
+        if inputs.opened_blocks is not None:
+            self._cache.open_blocks(inputs.opened_blocks)
+        attention = ATTENTION_BACKENDS[self.attention_backend](inputs, self._cache, self._workspace)
+        logits = self._model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, inputs.logits_indices))
+        num_sampled = sum(segment.samples for segment in forward_pass.segments)
+        prompt_logprobs: list[PromptLogprobs] = []
+        first = num_sampled
+        for segment, count in forward_pass.prompt_logprobs:
+            prompt_logprobs.append(self._prompt_logprobs(segment, logits[first : first + count]))
+            first += count
+        return _PassOutput(logits[:num_sampled] if num_sampled else None, prompt_logprobs)
+
+    def _prompt_logprobs(self, segment: Segment, logits: Tensor) -> PromptLogprobs:
+        num_top = self._buffers[segment.row].request.params.prompt_logprobs or 0
+        targets = self._buffers.token_ids[segment.row, segment.start + 1 : segment.start + 1 + logits.shape[0]].long()
+        return PromptLogprobs(segment.row, num_top, token_logprobs(logits, targets, num_top))
+
+    def _sample(self, segments: Sequence[Segment], logits: list[Tensor]) -> Samples | None:
+        if not segments:
+            return None
+        all_logits = logits[0] if len(logits) == 1 else torch.cat(logits)
+        samples = self._sampler.sample(all_logits, [segment.row for segment in segments], [segment.end for segment in segments])
+        self._buffers.write_sampled(samples.buffer_rows, samples.positions, samples.token_ids)
+        return samples
+
+
+def _allocate_workspace(layout: KVLayout, max_model_len: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[slots, 2 K, D], zero; see `PagedAttention`."""
+    slot_shape = (2 * layout.num_kv_heads, layout.head_dim)
+    slot_bytes = slot_shape[0] * slot_shape[1] * dtype.itemsize
+    longest_slots = -(-max_model_len // block_size) * block_size
+    num_slots = max(longest_slots, WORKSPACE_BYTES[device.type] // slot_bytes)
+    return torch.zeros(num_slots, *slot_shape, dtype=dtype, device=device)

@@ -1,0 +1,80 @@
+"""The device's persistent buffers: a running request owns one row of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedcore.core.step import AdmittedRow, StepPlan
+from pagedcore.runtime.transfer import to_device
+
+
+@dataclass(slots=True)
+class Row:
+    """What the host knows of one row in use."""
+
+    request: AdmittedRow
+    num_blocks: int
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.request.params.prompt_logprobs is not None
+
+
+class RowBuffers:
+    """Owns the token ids and the block tables of all rows, on the device, and which request has which row.
+
+    Only what changed is copied. A row's old content is not erased: tokens are read up to the row's length and blocks up
+    to the block of its last token, both of which the owner has written.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self.device = device
+        self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
+        max_blocks = max_model_len // block_size + 1
+        self.block_table = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
+        self.generation = 0
+        """Counts changes of who has which row."""
+        self._rows: dict[int, Row] = {}
+
+    def __getitem__(self, row: int) -> Row:
+        return self._rows[row]
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in the plan's diffs: released rows, then admitted ones, then new blocks."""
+        for row in plan.released_rows:
+            del self._rows[row]
+        for request in plan.admitted:
+            self._admit(request)
+        if plan.released_rows or plan.admitted:
+            self.generation += 1
+        if plan.new_blocks:
+            self._append_blocks(plan.new_blocks)
+
+    def write_sampled(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """token_ids[rows[i], positions[i]] = token_ids[i], in stream order: the next step reads them from there."""
+        self.token_ids.index_put_((rows, positions), token_ids.to(torch.int32))
+
+    def _admit(self, request: AdmittedRow) -> None:
+        assert request.row not in self._rows, f"row {request.row} is admitted while it is in use"
+        tokens = to_device(request.token_ids, torch.int32, self.device)
+        self.token_ids[request.row, : len(request.token_ids)].copy_(tokens)
+        blocks = to_device(request.block_ids, torch.int32, self.device)
+        self.block_table[request.row, : len(request.block_ids)].copy_(blocks)
+        self._rows[request.row] = Row(request, len(request.block_ids))
+
+    def _append_blocks(self, new_blocks: Sequence[tuple[int, Sequence[int]]]) -> None:
+        rows: list[int] = []
+        columns: list[int] = []
+        blocks: list[int] = []
+        for row, block_ids in new_blocks:
+            state = self._rows[row]
+            rows.extend([row] * len(block_ids))
+            columns.extend(range(state.num_blocks, state.num_blocks + len(block_ids)))
+            blocks.extend(block_ids)
+            state.num_blocks += len(block_ids)
+        index = to_device(rows + columns + blocks, torch.int64, self.device).view(3, -1)
+        self.block_table.index_put_((index[0], index[1]), index[2].to(torch.int32))

@@ -1,0 +1,177 @@
+"""How one request is sampled: what a caller may ask for, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagedcore.errors import InvalidRequestError
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy decoding."""
+
+MAX_LOGPROBS = 64
+"""Largest number of alternatives that `logprobs` and `prompt_logprobs` may ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling settings of one request. Raises `InvalidRequestError` naming the field when a value is out of range.
+
+    Order of application: penalties (repetition over prompt and output; presence and frequency over the output),
+    logit_bias, masks (bad_words, min_tokens), temperature, min_p, top_k, top_p, then a seeded Gumbel draw.
+    """
+
+    n: int = 1
+    """Number of completions of the one prompt."""
+    temperature: float = 1.0
+    """Divides the logits; below 1e-5 decoding is greedy (ties go to the lowest id)."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities sum to this, in (0, 1]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the likeliest one, in [0, 1]."""
+    seed: int | None = None
+    """Makes the draw repeatable, whoever shares the batch; None draws a seed on arrival."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None is as many as max_model_len leaves."""
+    min_tokens: int = 0
+    """Stop ids and end-of-sequence are masked until this many tokens are generated."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; also accepts one string or a list. They are not part of the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output, beside the model's end-of-sequence ids."""
+    ignore_eos: bool = False
+    """Go on after end-of-sequence."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string at the end of the text."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    bad_words: tuple[str, ...] = ()
+    """Words that are never generated."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids, each in [-100, 100]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens that are in the output, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each occurrence in the output, in [-2, 2]."""
+    logprobs: int | None = None
+    """Number of likeliest alternatives reported for each output token, beside the token itself; None is off."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token; such a request does not read the prefix cache."""
+    detokenize: bool = True
+    """False leaves the text empty (token ids only)."""
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+        _validate(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def replace(self, **changes: object) -> SamplingParams:
+        """A copy with some fields changed, checked like a new one."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def clone(self) -> SamplingParams:
+        """A copy (the object is frozen, so it is itself)."""
+        return self
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, Sequence) or not all(isinstance(s, str) for s in items):
+        raise InvalidRequestError(f"{name} must be a string or a list of strings, got {value!r}.", param=name)
+    return tuple(items)
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or not all(isinstance(t, int) and not isinstance(t, bool) for t in value):
+        raise InvalidRequestError(f"{name} must be a list of token ids (integers), got {value!r}.", param=name)
+    return tuple(value)
+
+
+def _bias(value: object) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {value!r}.", param="logit_bias")
+    try:
+        return {int(token): float(bias) for token, bias in value.items()}
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {value!r}.", param="logit_bias") from None
+
+
+def _normalise(p: SamplingParams) -> None:
+    set_field = object.__setattr__
+    set_field(p, "stop", _strings("stop", p.stop))
+    set_field(p, "bad_words", _strings("bad_words", p.bad_words))
+    set_field(p, "stop_token_ids", _token_ids("stop_token_ids", p.stop_token_ids))
+    set_field(p, "logit_bias", _bias(p.logit_bias))
+    if p.top_k == -1:
+        set_field(p, "top_k", 0)
+
+
+def _check_number(p: SamplingParams, name: str, low: float, high: float, kind: type) -> None:
+    value = getattr(p, name)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or (kind is int and not isinstance(value, int)):
+        raise InvalidRequestError(f"{name} must be {'an integer' if kind is int else 'a number'}, got {value!r}.", param=name)
+    if not (low <= value <= high):  # also refuses NaN
+        limit = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+        raise InvalidRequestError(f"{name} is {value!r} and must be {limit}.", param=name)
+
+
+_RANGES: tuple[tuple[str, float, float, type], ...] = (
+    ("n", 1, 128, int),
+    ("temperature", 0.0, 100.0, float),
+    ("top_k", 0, math.inf, int),
+    ("min_p", 0.0, 1.0, float),
+    ("top_p", 0.0, 1.0, float),
+    ("min_tokens", 0, math.inf, int),
+    ("repetition_penalty", 1e-3, 100.0, float),
+    ("presence_penalty", -2.0, 2.0, float),
+    ("frequency_penalty", -2.0, 2.0, float),
+)
+_OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
+    ("max_tokens", 1, math.inf, int),
+    ("logprobs", 0, MAX_LOGPROBS, int),
+    ("prompt_logprobs", 0, MAX_LOGPROBS, int),
+    ("seed", -(2**63), 2**64 - 1, int),
+)
+
+
+def _validate(p: SamplingParams) -> None:
+    for name, low, high, kind in _RANGES:
+        _check_number(p, name, low, high, kind)
+    for name, low, high, kind in _OPTIONAL_RANGES:
+        if getattr(p, name) is not None:
+            _check_number(p, name, low, high, kind)
+    if p.top_p == 0.0:
+        raise InvalidRequestError("top_p is 0 and must be above 0 and at most 1; for greedy decoding set temperature=0.", param="top_p")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise InvalidRequestError(f"min_tokens is {p.min_tokens} and max_tokens is {p.max_tokens}; lower min_tokens.", param="min_tokens")
+    if any(not s for s in p.stop):
+        raise InvalidRequestError("stop holds an empty string, which would end every text at once; remove it.", param="stop")
+    if any(not w.strip() for w in p.bad_words):
+        raise InvalidRequestError("bad_words holds an empty word; remove it.", param="bad_words")
+    if any(not -100.0 <= b <= 100.0 for b in p.logit_bias.values()):
+        raise InvalidRequestError(f"logit_bias values must lie between -100 and 100, got {dict(p.logit_bias)!r}.", param="logit_bias")
+    if any(token < 0 for token in (*p.logit_bias, *p.stop_token_ids)):
+        raise InvalidRequestError("token ids in logit_bias and stop_token_ids must not be negative.", param="logit_bias")
+    if p.stop and not p.detokenize:
+        raise InvalidRequestError("stop strings need the text: set detokenize=True or use stop_token_ids.", param="stop")

@@ -1,0 +1,164 @@
+"""Text to token ids and back, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pagedcore.errors import CheckpointError, InvalidRequestError, MissingExtraError, ModelSourceError
+from pagedcore.text.chat_template import ChatTemplate, load_chat_template
+from pagedcore.text.detokenizer import Detokenizer
+from pagedcore.text.pieces import Pieces, piece_rules
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_MAX_TOKEN_ID = 2**32 - 1
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Owns one loaded tokenizer and its chat template; nothing in it changes after loading, so threads may share it."""
+
+    def __init__(self, backend: Backend, special_tokens: dict[str, str], template: ChatTemplate) -> None:
+        self._backend = backend
+        self._template = template
+        self._special_tokens = special_tokens
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        """Ids that `skip_special_tokens` leaves out of the text."""
+        rules = piece_rules(backend)
+        self.pieces = None if rules is None else Pieces(backend, rules)
+        """What each token adds to a text; None when the decoder does not work token by token."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template.is_present
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` adds what the tokenizer's post-processor adds.
+
+        Other threads run meanwhile. Raises `InvalidRequestError` for text that is not valid Unicode.
+        """
+        try:
+            # The batch call, unlike the single one, releases the interpreter's lock.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except (TypeError, UnicodeEncodeError):
+            raise InvalidRequestError(
+                f"The prompt must be valid Unicode text, got {text[:40]!a} (a lone surrogate cannot be encoded).", param="prompt"
+            ) from None
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all these tokens; ids that the tokenizer does not have add nothing.
+
+        Raises `InvalidRequestError` for ids that are no ids.
+        """
+        wrong = next((token_id for token_id in token_ids if not 0 <= token_id <= _MAX_TOKEN_ID), None)
+        if wrong is not None:
+            raise InvalidRequestError(f"Token ids must be between 0 and {self.vocab_size - 1}, got {wrong}.", param="tokens")
+        if self.pieces is None:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        stream = Detokenizer(self, skip_special_tokens=skip_special_tokens)
+        return stream.push(token_ids) + stream.finish()
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
+        """The prompt of a conversation. Encode it with `add_special_tokens=False`: the template writes its own.
+
+        Raises `InvalidRequestError` without a template, or when it refuses the messages.
+        """
+        return self._template.render(messages, self._special_tokens, template_kwargs)
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if self.pieces is not None:
+            return self.pieces.get(token_id)
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
+
+    def _special_id(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+
+def load_tokenizer(tokenizer_dir: str | Path, chat_template: str | None = None) -> Tokenizer:
+    """Load a folder's tokenizer; `chat_template` is Jinja text, or a file of it, that replaces the folder's.
+
+    Raises `ModelSourceError` when there is none, `CheckpointError` when its files cannot be read.
+    """
+    folder = Path(tokenizer_dir)
+    config = _read_json(folder / "tokenizer_config.json")
+    backend = _load_backend(folder)
+    backend.no_truncation()
+    backend.no_padding()
+    return Tokenizer(backend, _special_tokens(config), load_chat_template(folder, config, chat_template))
+
+
+def _load_backend(folder: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _convert_with_transformers(folder)
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception, whatever is wrong with the file
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+
+def _convert_with_transformers(folder: Path) -> Backend:
+    """Other tokenizer files (sentencepiece, tiktoken, vocab.json with merges.txt), turned by transformers."""
+    if not any(any(folder.glob(pattern)) for pattern in ("*.model", "vocab.json", "*.tiktoken")):
+        raise ModelSourceError(f"{folder} holds no tokenizer.json; pass tokenizer= a folder or name that has one.")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{folder} holds no tokenizer.json, and what converts its files is not here: pip install 'pagedcore[transformers]'."
+        ) from error
+    remedy = "pass tokenizer= a folder or name that has a tokenizer.json"
+    try:
+        converted = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (ValueError, OSError, ImportError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"The tokenizer files of {folder} cannot be converted ({error}); {remedy}.") from error
+    backend: Backend | None = getattr(converted, "backend_tokenizer", None)
+    if backend is None:
+        raise CheckpointError(f"The tokenizer of {folder} exists in Python only; {remedy}.")
+    return backend
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file's object; empty without the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object.")
+    return value
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:
+    """Name to token, as templates see them."""
+    tokens = {name: _token_text(config[name]) for name in _SPECIAL_NAMES if config.get(name)}
+    extra = config.get("additional_special_tokens") or []
+    return tokens | ({"additional_special_tokens": [_token_text(token) for token in extra]} if extra else {})
+
+
+def _token_text(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])

@@ -1,0 +1,379 @@
+"""ChatPagedCore and PagedCoreLLM over an engine without a model: what LangChain is told, and what the engine is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
+from pydantic import ValidationError
+
+from pagedcore import AsyncEngine
+from pagedcore.errors import ConfigError, EngineClosedError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
+from pagedcore_adapters.langchain_chat import ChatPagedCore, PagedCoreLLM
+from support.fake_engine import ANSWER, FakeLoop, make_fake_engine
+
+Fake = tuple[AsyncEngine, FakeLoop]
+MODELS = pytest.mark.parametrize("kind", [ChatPagedCore, PagedCoreLLM])
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Fake]:
+    engine, loop = make_fake_engine(tmp_path)
+    yield engine, loop
+    engine.close_sync()
+
+
+@pytest.fixture
+def fake_64(tmp_path: Path) -> Iterator[Fake]:
+    """Makes its first step when 64 requests run at once, and never before."""
+    engine, loop = make_fake_engine(tmp_path, gather=64)
+    yield engine, loop
+    engine.close_sync()
+
+
+class Tokens(BaseCallbackHandler):
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.chunks: list[Any] = []
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, **kwargs: Any) -> None:
+        self.pieces.append(token)
+        self.chunks.append(chunk)
+
+
+def prompt_text(loop: FakeLoop, index: int = -1) -> str:
+    return loop.text.decode(loop.requests[index].prompt_token_ids)
+
+
+# ---- one call
+
+
+def test_a_reply_carries_usage_with_cached_tokens_and_metadata(fake: Fake) -> None:
+    engine, loop = fake
+    reply = ChatPagedCore(engine=engine, max_tokens=5).invoke("hello")
+    num_prompt = len(loop.requests[0].prompt_token_ids)
+    assert reply.content == ANSWER[:5]
+    assert reply.usage_metadata == {
+        "input_tokens": num_prompt,
+        "output_tokens": 5,
+        "total_tokens": num_prompt + 5,
+        "input_token_details": {"cache_read": 4},
+    }
+    assert reply.response_metadata == {
+        "model_name": "fake",
+        "model_provider": "pagedcore",
+        "finish_reason": "length",
+        "stop_reason": None,
+        "request_id": loop.requests[0].group_id,
+    }
+
+
+def test_messages_go_through_the_chat_template_and_special_tokens_are_not_added_twice(fake: Fake) -> None:
+    engine, loop = fake
+    messages = [
+        SystemMessage("be brief"),
+        HumanMessage([{"type": "text", "text": "one "}, "two"]),
+        AIMessage("three"),
+        HumanMessage("four"),
+    ]
+    ChatPagedCore(engine=engine, max_tokens=1).invoke(messages)
+    assert prompt_text(loop) == "system: be brief\nuser: one two\nassistant: three\nuser: four\nassistant: "
+
+
+def test_a_text_model_takes_the_prompt_as_it_is(fake: Fake) -> None:
+    engine, loop = fake
+    assert PagedCoreLLM(engine=engine, max_tokens=4).invoke("Once upon") == ANSWER[:4]
+    assert prompt_text(loop) == "Once upon"
+
+
+@MODELS
+def test_settings_reach_the_engine_and_a_call_overrides_them(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    model = kind(engine=engine, max_tokens=2, temperature=0.5, top_p=0.9, top_k=7, seed=3, model_kwargs={"min_p": 0.1, "tenant": "blue"})
+    model.invoke("a", temperature=0, priority=5)
+    request = loop.requests[0]
+    params = request.params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.seed, params.min_p) == (2, 0, 0.9, 7, 3, 0.1)
+    assert (request.tenant, request.priority, request.adapter) == ("blue", 5, "langchain")
+
+
+def test_without_max_tokens_a_chat_goes_on_until_the_model_stops_and_a_completion_to_its_default(fake: Fake) -> None:
+    engine, loop = fake
+    ChatPagedCore(engine=engine, stop=["France"]).invoke("a")
+    PagedCoreLLM(engine=engine, stop=["France"]).invoke("a")
+    assert [request.params.max_tokens for request in loop.requests] == [None, 256]
+
+
+@MODELS
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, _loop = fake
+    for model, options in [(kind(engine=engine, stop=["France"]), {}), (kind(engine=engine), {"stop": ["France"]})]:
+        result = model.generate_prompt([ChatPromptTemplate.from_template("hi").invoke({})], **options)
+        generation = result.generations[0][0]
+        assert generation.text == "The capital of "
+        assert generation.generation_info is not None
+        assert generation.generation_info["finish_reason"] == "stop"
+
+
+@MODELS
+def test_n_gives_that_many_generations(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    result = kind(engine=engine, n=3, max_tokens=2).generate_prompt([ChatPromptTemplate.from_template("hi").invoke({})])
+    assert [generation.text for generation in result.generations[0]] == [ANSWER[:2]] * 3
+    assert {request.group_id for request in loop.requests} == {loop.requests[0].request_id}
+
+
+@pytest.mark.asyncio
+@MODELS
+async def test_native_async_equals_sync(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, _loop = fake
+    model = kind(engine=engine, max_tokens=20)
+    reply = await model.ainvoke("hello")
+    assert (reply.content if isinstance(reply, AIMessage) else reply) == ANSWER[:20]
+
+
+def test_one_model_serves_several_event_loops_one_after_another(fake: Fake) -> None:
+    model = ChatPagedCore(engine=fake[0], max_tokens=3)
+    assert [asyncio.run(model.ainvoke("a")).content for _ in range(3)] == [ANSWER[:3]] * 3
+
+
+def test_token_counts_come_from_the_models_own_tokenizer(fake: Fake) -> None:
+    assert ChatPagedCore(engine=fake[0]).get_num_tokens("12345678") == 8
+
+
+# ---- streams
+
+
+def test_a_stream_has_many_chunks_usage_once_and_the_last_one_marked(fake: Fake) -> None:
+    chunks = list(ChatPagedCore(engine=fake[0], max_tokens=30).stream("hello"))
+    assert len([chunk for chunk in chunks if chunk.content]) > 5
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    assert isinstance(whole, AIMessageChunk)
+    assert whole.content == ANSWER[:30]
+    assert [chunk.usage_metadata is not None for chunk in chunks].count(True) == 1
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] == 30
+    assert [chunk.chunk_position for chunk in chunks if chunk.chunk_position] == ["last"]
+    assert whole.response_metadata["finish_reason"] == "length"
+
+
+@MODELS
+def test_a_callback_hears_each_piece_with_its_chunk(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    tokens = Tokens()
+    list(kind(engine=fake[0], max_tokens=9).stream("hello", config={"callbacks": [tokens]}))
+    assert len(tokens.pieces) > 3
+    assert "".join(tokens.pieces) == ANSWER[:9]
+    assert all(chunk is not None for chunk in tokens.chunks)
+
+
+@pytest.mark.asyncio
+@MODELS
+async def test_an_async_stream_joins_to_the_whole(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    pieces = [piece async for piece in kind(engine=fake[0], max_tokens=30).astream("hello")]
+    assert "".join(str(p.content) if isinstance(p, AIMessageChunk) else p for p in pieces) == ANSWER[:30]
+
+
+@MODELS
+def test_a_stream_that_is_closed_early_is_aborted(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    stream = kind(engine=engine, max_tokens=100_000_000).stream("hello")
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert loop.wait_until(lambda: loop.num_running == 0)
+    assert loop.aborted == [loop.requests[0].request_id]
+
+
+@pytest.mark.asyncio
+@MODELS
+async def test_an_async_stream_that_is_left_early_is_aborted(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    async for _ in kind(engine=engine, max_tokens=100_000_000).astream("hello"):
+        break
+    await until(loop, lambda: loop.num_running == 0)
+    assert loop.aborted == [loop.requests[0].request_id]
+
+
+@pytest.mark.asyncio
+@MODELS
+async def test_a_cancelled_call_is_aborted(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    task = asyncio.create_task(kind(engine=engine, max_tokens=100_000_000).ainvoke("hello"))
+    await until(loop, lambda: loop.num_running == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(loop, lambda: loop.num_running == 0)
+    assert loop.aborted == [loop.requests[0].request_id]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_has_one_choice(fake: Fake) -> None:
+    for model in (ChatPagedCore(engine=fake[0], n=2), PagedCoreLLM(engine=fake[0], n=2)):
+        with pytest.raises(UnsupportedFeatureError, match="n is 2"):
+            list(model.stream("a"))
+        with pytest.raises(UnsupportedFeatureError, match="n is 2"):
+            await anext(model.astream("a"))
+
+
+async def until(loop: FakeLoop, condition: Callable[[], bool]) -> None:
+    assert await asyncio.to_thread(loop.wait_until, condition)
+
+
+# ---- batches
+
+
+@MODELS
+def test_a_batch_of_64_is_one_engine_batch(fake_64: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake_64
+    replies = kind(engine=engine, max_tokens=3).batch([f"question {i}" for i in range(64)])
+    assert len(replies) == 64
+    assert loop.batch_sizes[0] == 64
+
+
+@pytest.mark.asyncio
+@MODELS
+async def test_an_async_batch_of_64_is_one_engine_batch(fake_64: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake_64
+    await kind(engine=engine, max_tokens=3).abatch([f"question {i}" for i in range(64)])
+    assert loop.batch_sizes[0] == 64
+
+
+def test_a_batch_through_a_chain_and_generate_are_one_engine_batch_too(fake_64: Fake) -> None:
+    engine, loop = fake_64
+    chat = ChatPagedCore(engine=engine, max_tokens=3)
+    chain = ChatPromptTemplate.from_template("about {topic}") | chat
+    chain.batch([{"topic": str(i)} for i in range(64)])
+    loop.gather = 64
+    result = chat.generate([[HumanMessage(str(i))] for i in range(64)])
+    assert len(result.generations) == 64
+    assert result.run is not None
+    assert len(result.run) == 64
+    assert loop.batch_sizes.count(64) >= 2
+
+
+@pytest.mark.asyncio
+@MODELS
+async def test_max_concurrency_is_kept(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    model = kind(engine=engine, max_tokens=6)
+    replies = model.batch(["a"] * 9, {"max_concurrency": 2})
+    replies += await model.abatch(["a"] * 9, {"max_concurrency": 2})
+    assert len(replies) == 18
+    assert max(loop.batch_sizes) <= 2
+
+
+@pytest.mark.asyncio
+async def test_in_a_batch_an_exception_is_that_of_its_own_input(fake: Fake) -> None:
+    model = PagedCoreLLM(engine=fake[0], max_tokens=3)
+    bad = "\ud800"  # no text: half a surrogate pair
+    for replies in (model.batch(["a", bad], return_exceptions=True), await model.abatch(["a", bad], return_exceptions=True)):
+        assert replies[0] == ANSWER[:3]
+        assert isinstance(replies[1], InvalidRequestError)
+
+
+@MODELS
+def test_an_empty_batch_is_empty(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    assert kind(engine=fake[0]).batch([]) == []
+
+
+# ---- what is refused
+
+
+def test_tools_and_structured_output_are_refused_by_name(fake: Fake) -> None:
+    chat = ChatPagedCore(engine=fake[0])
+    with pytest.raises(UnsupportedFeatureError, match="Tool calling"):
+        chat.bind_tools([])
+    with pytest.raises(UnsupportedFeatureError, match="Structured output"):
+        chat.with_structured_output({"title": "A", "type": "object"})
+    with pytest.raises(UnsupportedFeatureError, match="tools"):
+        chat.invoke("a", tools=[])
+    with pytest.raises(UnsupportedFeatureError, match="response_format"):
+        chat.bind(response_format={"type": "json_object"}).invoke("a")
+    with pytest.raises(UnsupportedFeatureError, match="logprobs"):
+        chat.invoke("a", logprobs=True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HumanMessage([{"type": "image_url", "image_url": {"url": "http://x"}}]),
+        ToolMessage("7", tool_call_id="1"),
+        AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]),
+    ],
+)
+def test_messages_that_are_not_plain_text_are_refused(fake: Fake, message: Any) -> None:
+    with pytest.raises(UnsupportedFeatureError):
+        ChatPagedCore(engine=fake[0]).invoke([message])
+    assert fake[1].requests == []
+
+
+@MODELS
+def test_an_unknown_option_is_an_error_and_not_ignored(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    with pytest.raises(ValidationError, match="max_retries"):
+        kind(engine=fake[0], max_retries=2)
+    with pytest.raises(InvalidRequestError, match="'beam_width'"):
+        kind(engine=fake[0]).invoke("a", beam_width=4)
+    with pytest.raises(ValidationError, match="beam_width"):
+        kind(engine=fake[0], model_kwargs={"beam_width": 4})
+
+
+@MODELS
+def test_a_bad_value_is_refused_when_the_model_object_is_made(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    with pytest.raises(ValidationError, match="temperature"):
+        kind(engine=fake[0], temperature=-1)
+
+
+@MODELS
+def test_a_name_that_the_engine_does_not_serve_is_an_error_naming_the_served_ones(
+    fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]
+) -> None:
+    assert kind(engine=fake[0], model="also-fake", max_tokens=1).invoke("a") is not None
+    with pytest.raises(ModelNotFoundError, match="fake, also-fake"):
+        kind(engine=fake[0], model="other").invoke("a")
+    with pytest.raises(ModelNotFoundError, match="fake, also-fake"):
+        kind(engine=fake[0]).invoke("a", model="other")
+
+
+def test_an_engine_and_settings_for_another_one_contradict_each_other(fake: Fake) -> None:
+    with pytest.raises((ConfigError, ValidationError), match="engine_config"):
+        ChatPagedCore(engine=fake[0], engine_config={"block_size": 32})
+
+
+@MODELS
+def test_a_closed_engine_is_an_error_and_not_an_empty_reply(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    fake[0].close_sync()
+    with pytest.raises(EngineClosedError):
+        kind(engine=fake[0]).invoke("a")
+
+
+# ---- the object
+
+
+def test_the_engine_is_neither_shown_nor_serialized(fake: Fake) -> None:
+    chat = ChatPagedCore(engine=fake[0], temperature=0.0)
+    assert "engine" not in repr(chat)
+    assert "engine" not in chat.model_dump()
+    assert chat.bind(stop=["x"]).bound.engine is fake[0]  # type: ignore[attr-defined]
+
+
+def test_traces_name_provider_model_and_sampling(fake: Fake) -> None:
+    params = ChatPagedCore(engine=fake[0], temperature=0.5, max_tokens=7, stop=["x"])._get_ls_params()
+    assert (params["ls_provider"], params["ls_model_name"], params["ls_temperature"], params["ls_max_tokens"], params["ls_stop"]) == (
+        "pagedcore",
+        "fake",
+        0.5,
+        7,
+        ["x"],
+    )
+
+
+def test_stats_are_the_engines(fake: Fake) -> None:
+    assert ChatPagedCore(engine=fake[0]).stats().num_running == 0

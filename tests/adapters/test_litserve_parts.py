@@ -1,0 +1,302 @@
+"""The parts of the LitServe adapter, each alone: routing, the worker's bridge, placement, the metrics folder."""
+
+from __future__ import annotations
+
+import os
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedcore import ConfigError, EngineClosedError, EngineConfig, SamplingParams
+from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, RequestUpdate
+from pagedcore_adapters import _litserve_placement as placement
+from pagedcore_adapters import _prometheus_dir as prometheus_dir
+from pagedcore_adapters import litserve_api
+from pagedcore_adapters._litserve_client import WorkerClient, WorkerPool
+from pagedcore_adapters._litserve_worker import WorkerBridge, WorkerFacts
+from support.fake_engine import ANSWER, FakeLoop, make_byte_tokenizer
+from support.served import wait_until
+
+
+class Control:
+    """A worker's queue that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[int, Any]] = []
+        self.is_broken = False
+
+    def put(self, item: tuple[int, Any]) -> None:
+        if self.is_broken:
+            raise BrokenPipeError
+        self.items.append(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        raise AssertionError("an API server never reads a control queue")
+
+    @property
+    def sent(self) -> list[str]:
+        return [message.request_id for _, message in self.items]
+
+
+def add(request_id: str, group_id: str | None = None) -> AddRequest:
+    return AddRequest(
+        request_id=request_id, group_id=group_id or request_id, prompt_token_ids=[1], params=SamplingParams(max_tokens=5), arrival_s=0.0
+    )
+
+
+def last_update(request_id: str) -> RequestUpdate:
+    return RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="stop", status="completed")
+
+
+def make_pool(*, warm: tuple[int, ...] = (0, 1), num_workers: int = 2) -> tuple[WorkerPool, list[Control], dict[int, Any]]:
+    controls = [Control() for _ in range(num_workers)]
+    facts: dict[int, Any] = dict.fromkeys(warm)
+    return WorkerPool(3, controls, facts), controls, facts
+
+
+# ---- routing
+
+
+def test_a_request_goes_to_the_worker_with_the_fewest_open_ones() -> None:
+    pool, controls, _ = make_pool()
+    for name in "abc":
+        pool.send(add(name))
+    pool.note([last_update("b")])
+    pool.send(add("d"))
+    pool.send(add("e"))
+    assert [control.sent for control in controls] == [["a", "c"], ["b", "d", "e"]]
+    assert controls[0].items[0][0] == 3
+
+
+def test_choices_of_one_request_stay_together_and_what_follows_goes_where_they_went() -> None:
+    pool, controls, _ = make_pool()
+    pool.send(add("a"))
+    for name in ("b", "b#1", "b#2"):
+        pool.send(add(name, "b"))
+    pool.send(FinishRequest("b#1", 2, "x"))
+    pool.send(AbortRequest("b"))
+    assert controls[0].sent == ["a"]
+    assert controls[1].sent == ["b", "b#1", "b#2", "b#1", "b"]
+
+
+def test_an_abort_of_an_ended_request_goes_nowhere() -> None:
+    pool, controls, _ = make_pool()
+    pool.send(add("a"))
+    pool.note([last_update("a")])
+    pool.send(AbortRequest("a"))
+    assert controls[0].sent == ["a"]
+
+
+def test_an_update_that_does_not_end_a_request_keeps_its_worker() -> None:
+    pool, controls, _ = make_pool()
+    pool.send(add("a"))
+    pool.note([RequestUpdate(request_id="a", new_token_ids=[1])])
+    pool.send(AbortRequest("a"))
+    assert controls[0].sent == ["a", "a"]
+
+
+def test_a_worker_that_is_not_warm_gets_nothing_until_it_is() -> None:
+    pool, controls, facts = make_pool(warm=(1,))
+    pool.send(add("a"))
+    pool.send(add("b"))
+    facts[0] = None
+    pool.send(add("c"))
+    assert [control.sent for control in controls] == [["c"], ["a", "b"]]
+
+
+def test_the_requests_of_a_lost_worker_fail_and_no_other_and_it_gets_no_more() -> None:
+    pool, controls, _ = make_pool()
+    for name in "abc":
+        pool.send(add(name))
+    updates = pool.lose(0)
+    assert [(update.request_id, update.status, type(update.error)) for update in updates] == [
+        ("a", "error", EngineClosedError),
+        ("c", "error", EngineClosedError),
+    ]
+    pool.note(updates)
+    pool.send(add("d"))
+    assert controls[1].sent == ["b", "d"]
+    pool.lose(1)
+    with pytest.raises(EngineClosedError, match="No worker"):
+        pool.send(add("e"))
+
+
+def test_a_broken_queue_is_a_closed_engine() -> None:
+    pool, controls, _ = make_pool(num_workers=1, warm=(0,))
+    controls[0].is_broken = True
+    with pytest.raises(EngineClosedError, match="shutting down"):
+        pool.send(add("a"))
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_is_not_started_is_neither_ready_nor_usable() -> None:
+    client = WorkerClient()
+    assert not await client.is_ready()
+    assert not await client.is_alive()
+    with pytest.raises(EngineClosedError, match="not started"):
+        _ = client.info
+
+
+# ---- the worker's bridge
+
+
+class Inbox:
+    """A control queue of messages known beforehand, then a manager that is gone."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = list(messages)
+        self.may_end = lambda: True
+
+    def put(self, item: Any) -> None:
+        raise AssertionError("a worker never writes its control queue")
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self.messages:
+            return self.messages.pop(0)
+        if self.may_end():
+            raise EOFError
+        raise queue.Empty
+
+
+def started(loop: FakeLoop) -> FakeLoop:
+    loop.start()
+    return loop
+
+
+def test_updates_go_back_to_the_api_server_that_asked_one_message_a_step_at_most(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    loop._is_gathering, loop.gather = True, 3
+    inbox = Inbox((0, add("a")), (0, add("b")), (1, add("c")))
+    sent: list[tuple[int, list[RequestUpdate]]] = []
+    bridge = WorkerBridge(loop, inbox, lambda queue_id, updates: sent.append((queue_id, list(updates))))  # type: ignore[arg-type]
+    inbox.may_end = lambda: sum(update.finish_reason is not None for _, updates in sent for update in updates) == 3
+    bridge.serve()
+    by_server = {queue_id: {update.request_id for one, updates in sent if one == queue_id for update in updates} for queue_id in (0, 1)}
+    assert by_server == {0: {"a", "b"}, 1: {"c"}}
+    assert len([1 for queue_id, _ in sent if queue_id == 0]) <= 5
+    tokens = [t for queue_id, updates in sent if queue_id == 1 for update in updates for t in update.new_token_ids]
+    assert loop.text.decode(tokens) == ANSWER[:5]
+
+
+def test_the_engine_is_closed_when_the_server_is_gone(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    WorkerBridge(loop, Inbox(), lambda *_: None).serve()  # type: ignore[arg-type]
+    assert loop.is_closed
+
+
+def test_a_worker_whose_engine_has_ended_ends_too(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    loop.close()
+    inbox = Inbox()
+    inbox.may_end = lambda: False
+    WorkerBridge(loop, inbox, lambda *_: None).serve()  # type: ignore[arg-type]
+
+
+def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    sent: list[RequestUpdate] = []
+    bridge = WorkerBridge(loop, Inbox((0, add("a")), (0, AbortRequest("a"))), lambda _, updates: sent.extend(updates))  # type: ignore[arg-type]
+    bridge._sender.start()
+    loop.close()
+    bridge._take()
+    bridge._take()
+    wait_until(lambda: sent, 5, "the error's update")
+    assert [(update.request_id, type(update.error)) for update in sent] == [("a", EngineClosedError)]
+
+
+def test_steps_that_pile_up_travel_together(tmp_path: Path) -> None:
+    bridge = WorkerBridge(FakeLoop(make_byte_tokenizer(tmp_path)), Inbox(), lambda *_: None)  # type: ignore[arg-type]
+    for queue_id, name in [(0, "a"), (1, "b"), (0, "c")]:
+        bridge._post(queue_id, [last_update(name)])
+    batches = bridge._next_batches()
+    assert {queue_id: [update.request_id for update in updates] for queue_id, updates in batches.items()} == {0: ["a", "c"], 1: ["b"]}
+
+
+def test_what_crosses_the_border_survives_pickling() -> None:
+    import pickle  # noqa: TID251  what multiprocessing does
+
+    facts = WorkerFacts(plan=None, info=None)  # type: ignore[arg-type]
+    error = EngineClosedError("gone", retry_after_s=7.0)
+    update = RequestUpdate(request_id="a", new_token_ids=[1], error=error)
+    for value in (facts, add("a"), AbortRequest("a"), FinishRequest("a", 1, "x")):
+        assert pickle.loads(pickle.dumps(value)) == value
+    copy = pickle.loads(pickle.dumps(update))
+    assert (str(copy.error), copy.error.retry_after_s, copy.new_token_ids) == ("gone", 7.0, [1])
+
+
+# ---- placement
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "num_gpus", "expected"),
+    [
+        ("auto", "auto", 0, placement.Placement("cpu", 1)),
+        ("cpu", "auto", 4, placement.Placement("cpu", 1)),
+        ("auto", "auto", 4, placement.Placement("cuda", 4)),
+        ("cuda", 2, 4, placement.Placement("cuda", 2)),
+        ("auto", [1, 3], 4, placement.Placement("cuda", [1, 3])),
+        ("cuda:2", "auto", 4, placement.Placement("cuda", [2])),
+    ],
+)
+def test_workers_are_placed_where_the_config_says(
+    monkeypatch: pytest.MonkeyPatch, device: str, devices: placement.Devices, num_gpus: int, expected: placement.Placement
+) -> None:
+    monkeypatch.setattr(placement, "num_gpus", lambda: num_gpus)
+    assert placement.choose_placement(EngineConfig(device=device), devices, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "workers", "message"),
+    [
+        ("cpu", 2, 1, "workers_per_device"),
+        ("cuda:1", 2, 1, "devices is 2"),
+        ("cuda", 1, 2, "gpu_memory_utilization"),
+    ],
+)
+def test_contradicting_placements_are_refused(device: str, devices: placement.Devices, workers: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        placement.choose_placement(EngineConfig(device=device), devices, workers)
+
+
+# ---- building
+
+
+@pytest.fixture
+def no_metrics_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litserve_api, "ensure_multiprocess_dir", lambda: "")
+
+
+@pytest.mark.usefixtures("no_metrics_dir")
+def test_a_server_is_built_from_a_config_a_mapping_or_nothing() -> None:
+    for config in (None, {"block_size": 32, "device": "cpu"}, EngineConfig(device="cpu")):
+        assert litserve_api.build_server(config).lit_api.config.device in ("auto", "cpu")
+    with pytest.raises(ConfigError, match="block_sise"):
+        litserve_api.build_server({"block_sise": 32})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        litserve_api.build_server({"device": "cpu"}, warmup_file="/no/such/file")
+
+
+@pytest.mark.usefixtures("no_metrics_dir")
+def test_warm_up_prompts_are_read_in_the_main_process(tmp_path: Path) -> None:
+    file = tmp_path / "warm.txt"
+    file.write_text("one\n\ntwo\n", encoding="utf-8")
+    assert litserve_api.build_server({"device": "cpu"}, warmup_file=file).lit_api.warm_up_prompts == ("one", "two")
+
+
+def test_the_metrics_folder_is_made_once_and_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(prometheus_dir.VARIABLE, "restored after the test")
+    monkeypatch.delenv(prometheus_dir.VARIABLE)
+    folder = prometheus_dir.ensure_multiprocess_dir()
+    assert Path(folder).is_dir()
+    assert os.environ[prometheus_dir.VARIABLE] == folder
+    assert prometheus_dir.ensure_multiprocess_dir() == folder
+
+
+def test_a_given_metrics_folder_is_used_and_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(prometheus_dir.VARIABLE, str(tmp_path / "a" / "b"))
+    assert prometheus_dir.ensure_multiprocess_dir() == str(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    text, content_type = prometheus_dir.multiprocess_metrics()
+    assert (text, content_type.split(";")[0]) == (b"", "text/plain")

@@ -1,0 +1,158 @@
+"""Each thing that `_litserve_hooks` uses of LitServe beyond its documented surface is as it expects."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import multiprocessing
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import litserve
+import pytest
+from litserve import connector
+from litserve.loops import loops
+from litserve.loops.base import LitLoop
+from litserve.server import LitServer
+from litserve.specs.base import LitSpec
+from litserve.transport.process_transport import MPQueueTransport
+
+from pagedcore import EngineConfig
+from pagedcore.openai import ServerSettings
+from pagedcore_adapters import _litserve_hooks as hooks
+from pagedcore_adapters._litserve_placement import Placement
+from pagedcore_adapters.litserve_api import PagedCoreAPI, PagedServer
+
+
+def make_server(*, workers: int = 1) -> PagedServer:
+    return PagedServer(PagedCoreAPI(EngineConfig()), ServerSettings(), Placement("cpu", 1), workers_per_device=workers, num_api_servers=2)
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_pinned_version_is_installed() -> None:
+    assert litserve.__version__.startswith("0.2.")
+
+
+def test_the_manager_is_made_by_init_manager_and_its_queues_reach_the_workers() -> None:
+    assert parameters(LitServer._init_manager) == ["self", "num_api_servers"]
+    lit_server = make_server(workers=3)
+    manager = lit_server._init_manager(2)
+    try:
+        assert len(lit_server.lit_api.controls) == 3
+        lit_server.lit_api.controls[2].put((1, "message"))
+        assert lit_server.lit_api.controls[2].get(timeout=5) == (1, "message")
+        assert lit_server._transport._queues.__len__() == 2
+    finally:
+        manager.shutdown()
+
+
+def test_one_entry_a_worker_in_the_workers_config() -> None:
+    lit_server = make_server(workers=3)
+    assert len(lit_server._inference_workers_config_for_api(lit_server.lit_api.api_path)) == 3
+
+
+def test_monitoring_starts_after_the_api_servers_with_the_worker_processes_known() -> None:
+    assert parameters(LitServer._start_worker_monitoring) == ["self", "manager", "uvicorn_workers"]
+    source = inspect.getsource(LitServer.run)
+    assert (
+        0
+        < source.index("self.inference_workers.extend(")
+        < source.index("self._start_server(")
+        < source.index("self._start_worker_monitoring(")
+    )
+
+
+def test_a_dead_worker_process_is_told_at_once() -> None:
+    lit_server = make_server()
+    process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    lit_server.inference_workers = [process]
+    told: list[int] = []
+    lit_server.on_worker_death = told.append  # type: ignore[method-assign]
+    lit_server._watch_workers()
+    process.join()
+    assert told == [0]
+
+
+@pytest.mark.asyncio
+async def test_what_is_sent_in_an_envelope_arrives_as_a_reply() -> None:
+    queue: Any = SimpleNamespace(items=deque())
+    queue.put = queue.items.append
+    queue.get = lambda **_: queue.items.popleft()
+    lit_server = make_server()
+    lit_server._transport = MPQueueTransport(None, [queue])
+    received: list[Any] = []
+    arrived = asyncio.Event()
+    lit_server.on_reply = lambda payload: (received.append(payload), arrived.set())  # type: ignore[method-assign,func-returns-value,assignment]
+    lit_server.on_api_start = received.append  # type: ignore[method-assign]
+    lit_server.send_to_api_server(0, "news")
+    app = lit_server.app
+    app.response_queue_id = 0
+    async with lit_server.lifespan(app):
+        await asyncio.wait_for(arrived.wait(), 5)
+    assert received == [0, "news"]
+
+
+def test_the_lifespan_of_the_app_is_the_servers_own_method() -> None:
+    assert inspect.signature(LitServer.lifespan).parameters.keys() == {"self", "app"}
+    assert "lifespan=self.lifespan" in inspect.getsource(LitServer.__init__)
+    assert "self.app.response_queue_id = response_queue_id" in inspect.getsource(LitServer._start_server)
+
+
+class Loop(LitLoop):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any) -> None:
+        self.calls.append(arguments)
+
+
+class Api:
+    spec = None
+    stream = True
+    api_path = "/v1/chat/completions"
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+
+    def setup(self, device: str) -> None:
+        self.loop.calls.append((device, hooks.current_worker_id()))
+
+
+def test_a_worker_runs_setup_and_then_the_loop_with_seven_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITSERVE_WORKER_ID", "")
+    api, runner = Api(), SimpleNamespace(trigger_event=lambda *_, **__: None)
+    loops.inference_worker(api, "cpu", 5, "requests", "transport", {}, runner, False)
+    assert api.loop.calls == [("cpu", 5), (api, "cpu", 5, "requests", "transport", {}, runner)]
+
+
+def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: x)'\necho 'GPU 1: H200 (UUID: y)'\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    connector.check_cuda_with_nvidia_smi.cache_clear()
+    try:
+        assert hooks.num_gpus() == 2
+    finally:
+        connector.check_cuda_with_nvidia_smi.cache_clear()
+    assert "torch" not in inspect.getsource(connector.check_cuda_with_nvidia_smi.__wrapped__).replace("torch.cuda.device_count() == 1", "")
+
+
+@pytest.mark.asyncio
+async def test_a_spec_without_endpoints_adds_no_route_and_ours_answer_health_and_ready() -> None:
+    assert LitSpec().endpoints == []
+    app = make_server().app
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+        for path in ("/health", "/ready", "/v1/models"):
+            reply = await client.get(path)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_closed"), path
+    assert [route.path for route in app.routes if getattr(route, "path", "").endswith("/health")] == ["/litserve/health"]

@@ -1,0 +1,212 @@
+"""The commands end to end, with a scripted engine where there would be a model."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagedcore import cli
+from pagedcore.config import EngineConfig
+from pagedcore.errors import PoolTooSmallError, StepFailedError
+from pagedcore.sampling_params import SamplingParams
+from support.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
+    scripted = ScriptedEngine()
+
+    def build(config: EngineConfig) -> ScriptedEngine:
+        scripted.config = config
+        return scripted
+
+    module = ModuleType("pagedcore.async_engine")
+    module.AsyncEngine = build  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pagedcore.async_engine", module)
+    return scripted
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return int(ended.value.code or 0)
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    import pagedcore
+
+    assert capsys.readouterr().out == f"pagedcore {pagedcore.__version__}\n"
+
+
+def test_help_lists_the_commands_and_each_has_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    overview = capsys.readouterr().out
+    for command in ("serve", "chat", "generate", "bench", "doctor"):
+        assert f"\n  {command} " in overview
+        assert run(command, "--help") == 0
+        assert "Usage: pagedcore " + command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["serve", "bench"])
+def test_every_engine_setting_is_a_flag_of(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    shown = capsys.readouterr().out
+    for field in EngineConfig.__dataclass_fields__:
+        assert f"--{field.replace('_', '-')} " in shown, field
+
+
+def test_a_wrong_setting_ends_with_one_sentence_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "hi", "--block-size", "7") == 2
+    assert capsys.readouterr().err == "pagedcore: block_size is 7 and must be one of 8, 16, 32, 64, 128, 256.\n"
+
+
+def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--modle", "x") == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_generate_prints_the_text_and_a_cache_line(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.num_cached_tokens = 16
+    assert run("generate", "What is the capital of France?", "--max-tokens", "9") == 0
+    out, err = capsys.readouterr()
+    assert out == "Paris\n"
+    assert err == ("cache: 16 of 36 prompt tokens (missed blocks: 2 cold) | 2 tokens generated in 0.50 s, the first after 250 ms\n")
+    assert engine.asked == [("user:What is the capital of France?\n", SamplingParams(temperature=0.0, max_tokens=9), False)]
+    assert engine.is_closed
+
+
+def test_generate_raw_leaves_the_template_out(engine: ScriptedEngine) -> None:
+    assert run("generate", "Once", "--raw", "--model", "m") == 0
+    assert engine.asked == [("Once", SamplingParams(temperature=0.0, max_tokens=256), True)]
+    assert engine.config == EngineConfig(model="m")
+
+
+def test_generate_closes_the_engine_and_ends_with_code_2_when_the_request_is_refused(
+    engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.error = PoolTooSmallError("too small")
+    assert run("generate", "x") == 2
+    assert capsys.readouterr().err == "pagedcore: too small\n"
+    assert engine.is_closed
+
+
+def test_generate_ends_with_code_1_when_the_engine_fails(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.failure = StepFailedError("step 3 failed")
+    assert run("generate", "x") == 1
+    assert capsys.readouterr().err.startswith("pagedcore: step 3 failed")
+
+
+def test_chat_reads_until_the_end_of_the_input(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["hello"])
+
+    def read(prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    assert run("chat", "some-model", "--system", "Be brief.") == 0
+    assert "Paris\n" in capsys.readouterr().out
+    assert engine.asked[0][0] == "system:Be brief.\nuser:hello\n"
+    assert engine.config.model == "some-model"
+    assert engine.is_closed
+
+
+def test_bench_prints_a_table_of_exactly_what_was_asked(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--num-prompts", "3", "--prompt-tokens", "10", "--shared-tokens", "4", "--output-tokens", "2") == 0
+    out = capsys.readouterr().out
+    assert "30 / 6" in out
+    assert "scripted, float32, cpu, block_size 16" in out
+    prompts = [prompt for prompt, _, _ in engine.asked]
+    assert len(prompts) == 3
+    assert len({tuple(prompt[:4]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[4:]) for prompt in prompts}) == 3
+    assert all(params.ignore_eos and params.max_tokens == 2 for _, params, _ in engine.asked)
+
+
+class FakeServer:
+    """Records how it was built and run."""
+
+    def __init__(self) -> None:
+        self.built: tuple[EngineConfig, dict[str, Any]] | None = None
+        self.ran: dict[str, Any] = {}
+
+    def build(self, config: EngineConfig, **options: Any) -> FakeServer:
+        self.built = (config, options)
+        return self
+
+    def run(self, **options: Any) -> None:
+        self.ran = options
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    fake = FakeServer()
+    monkeypatch.setitem(sys.modules, "pagedcore_adapters.litserve_api", SimpleNamespace(build_server=fake.build))
+    return fake
+
+
+def test_serve_builds_the_litserve_server_and_says_how_to_talk_to_it(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--port", "8123", "--api-key", "s3cret", "--max-num-seqs", "4", "--warmup-file", "w.json") == 0
+    assert server.built is not None
+    config, options = server.built
+    assert config == EngineConfig(max_num_seqs=4)
+    assert options["settings"].api_keys == ("s3cret",)
+    assert options["warmup_file"] == Path("w.json")
+    assert server.ran == {"host": "127.0.0.1", "port": 8123}
+    out = capsys.readouterr().out
+    assert "curl http://127.0.0.1:8123/v1/chat/completions" in out
+    assert '"model": "SmolLM2-135M-Instruct"' in out
+    assert "s3cret" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["some/model"], "some/model"), (["--model", "m", "--served-model-name", "first", "--served-model-name", "second"], "first")],
+)
+def test_serve_names_the_model_that_clients_may_use(
+    server: FakeServer, arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", *arguments) == 0
+    assert f"pagedcore serves {name} at http://127.0.0.1:8000/v1" in capsys.readouterr().out
+
+
+def test_two_different_models_are_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "a", "--model", "b") == 2
+    assert "'a'" in capsys.readouterr().err
+    assert server.built is None
+
+
+def test_the_api_key_may_come_from_the_environment(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGEDCORE_API_KEY", "from-env")
+    assert run("serve") == 0
+    assert server.built is not None
+    assert server.built[1]["settings"].api_keys == ("from-env",)
+
+
+@pytest.mark.needs_torch
+def test_doctor_prints_the_same_facts_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["machine"]["packages"]["torch"] == importlib.metadata.version("torch")
+    assert report["advice"][0]["block_size"] == 16
+    assert run("doctor") == 0
+    shown = capsys.readouterr().out
+    assert importlib.metadata.version("torch") in shown
+    assert f"--max-num-seqs {report['advice'][0]['max_num_seqs']}" in shown
+
+
+@pytest.mark.needs_torch
+def test_doctor_refuses_a_folder_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor", "--model", str(tmp_path)) == 1
+    assert "config.json" in capsys.readouterr().err

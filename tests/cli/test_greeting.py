@@ -1,0 +1,25 @@
+"""What `pagedcore serve` prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagedcore.commands.greeting import base_url, greeting
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("box", "http://box:8000"),
+    ],
+)
+def test_the_address_to_type(host: str, url: str) -> None:
+    assert base_url(host, 8000) == url
+
+
+def test_the_greeting_asks_for_a_key_only_where_there_is_one() -> None:
+    assert "PAGEDCORE_API_KEY" not in greeting("h", 1, "m", needs_key=False)
+    assert "Authorization: Bearer $PAGEDCORE_API_KEY" in greeting("h", 1, "m", needs_key=True)

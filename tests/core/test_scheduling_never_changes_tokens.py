@@ -1,0 +1,57 @@
+"""The property of the core: however requests are scheduled, each gets the tokens that it would get alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from support.scenarios import check_outcome, make_scenario, rare_paths, run_scenario
+
+NUM_GROUPS = 8
+SEEDS_PER_GROUP = 30
+
+_paths: dict[int, Counter[str]] = {}
+
+
+def run_group(group: int) -> Counter[str]:
+    """Run one group of seeds once; returns how often each rare path was taken."""
+    if group not in _paths:
+        paths: Counter[str] = Counter()
+        for seed in range(group * SEEDS_PER_GROUP, (group + 1) * SEEDS_PER_GROUP):
+            scenario = make_scenario(seed)
+            driver = run_scenario(scenario)
+            check_outcome(scenario, driver)
+            paths += rare_paths(scenario, driver)
+        _paths[group] = paths
+    return _paths[group]
+
+
+@pytest.mark.parametrize("group", range(NUM_GROUPS))
+def test_every_request_gets_the_tokens_it_would_get_alone(group: int) -> None:
+    assert run_group(group)["overlap"] > 0
+
+
+def test_the_runs_took_every_rare_path() -> None:
+    paths = sum((run_group(group) for group in range(NUM_GROUPS)), Counter())
+    expected = {
+        "preemption",
+        "resume",
+        "protected",
+        "eviction",
+        "live hit",
+        "pool hit",
+        "in flight miss",
+        "chunked prefill",
+        "prefix wait",
+        "bypass",
+        "stall",
+        "deferred free",
+        "discarded token",
+        "abort",
+        "error",
+        "stop",
+        "abandoned",
+        "overlap",
+    }
+    assert {path for path in expected if paths[path] > 0} == expected

@@ -1,0 +1,160 @@
+"""The runtime on CUDA: what holds on a CPU holds here, and memory stays within its budget."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagedcore.config import EngineConfig
+from pagedcore.core.step import AdmittedRow, StepPlan
+from pagedcore.runtime.attention import PagedAttention
+from pagedcore.runtime.build import build_runner
+from pagedcore.runtime.probe import profiling_plan
+from pagedcore.sampling_params import SamplingParams
+from pagedcore_kernels import gumbel_noise
+from support import runner_checks, sampler_checks
+from support.paged_attention_cases import TOLERANCE, make_case
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def full_precision_matmul():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block_size", [8, 16, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(1, 1, 64), (9, 3, 64), (5, 1, 80), (8, 2, 128)])
+@pytest.mark.parametrize("sliding_window", [None, 33])
+def test_attention_equals_dense(dtype, block_size, num_heads, num_kv_heads, head_dim, sliding_window) -> None:
+    case = make_case(
+        query_lens=[1, 5, 129, 1, 1, 3],
+        context_lens=[1100, 0, 260, 0, 37, 8],
+        block_size=block_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device="cuda",
+    )
+    workspace = torch.full((4096, 2 * num_kv_heads, head_dim), float("nan"), dtype=dtype, device="cuda")
+    attention = PagedAttention(case.inputs, case.cache, workspace)
+    actual = attention.forward(1, case.query, case.key, case.value, scale=0.125, sliding_window=sliding_window)
+    torch.testing.assert_close(actual.double(), case.dense(0.125, sliding_window), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_together_equals_alone() -> None:
+    runner_checks.check_together_equals_alone("cuda")
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 32])
+def test_chunked_prefill_equals_whole(chunk: int) -> None:
+    runner_checks.check_chunks_equal_whole("cuda", chunk)
+
+
+@pytest.mark.parametrize("block_size", [8, 64, 256])
+def test_block_size_is_irrelevant(block_size: int) -> None:
+    runner_checks.check_block_size_is_irrelevant("cuda", block_size)
+
+
+def test_resume_after_preemption_equals_uninterrupted() -> None:
+    runner_checks.check_resume_equals_uninterrupted("cuda")
+
+
+def test_submit_ahead_equals_step_by_step() -> None:
+    runner_checks.check_submit_ahead_equals_step_by_step("cuda")
+
+
+def test_poisoned_memory_never_leaks() -> None:
+    runner_checks.check_poisoned_memory_never_leaks("cuda")
+
+
+def test_prompt_logprobs_in_chunks_equal_one_token_at_a_time() -> None:
+    runner_checks.check_prompt_logprobs("cuda")
+
+
+def test_sampler_draws_what_the_cpu_draws() -> None:
+    sampler_checks.check_same_draws_on("cuda")
+
+
+def test_noise_is_that_of_the_cpu() -> None:
+    arguments = torch.arange(64) * 977, torch.arange(64), torch.arange(40_000)
+    cuda = gumbel_noise(*(tensor.cuda() for tensor in arguments))
+    torch.testing.assert_close(cuda.cpu(), gumbel_noise(*arguments), atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def engine_config(**changes: object) -> EngineConfig:
+    return EngineConfig.from_mapping({"load_format": "dummy", "device": "cuda", "max_num_seqs": 64, **changes})
+
+
+def test_submit_does_not_wait_for_the_device(model_dir: Path) -> None:
+    """No synchronising call is made while steps are submitted."""
+    runner, _ = build_runner(engine_config(num_kv_blocks=600), model_dir)
+    params = [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(seed=1, top_k=20, top_p=0.9, repetition_penalty=1.1)]
+    rows = [
+        AdmittedRow(row=i, request_id=str(i), token_ids=[5] * 40, num_prompt_tokens=40, block_ids=range(3 * i, 3 * i + 3), params=p)
+        for i, p in enumerate(params)
+    ]
+    columns = {"rows": [0, 1, 2], "samples": [True] * 3}
+    runner.submit(StepPlan(step_id=0, num_tokens=[40] * 3, start_positions=[0] * 3, admitted=rows, **columns)).result()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = [runner.submit(StepPlan(step_id=1 + i, num_tokens=[1] * 3, start_positions=[40 + i] * 3, **columns)) for i in range(4)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(not step.result().row_errors for step in pending)
+    runner.close()
+
+
+@pytest.mark.parametrize("already_held_gib", [0, 20])
+def test_peak_memory_stays_within_the_budget(model_dir: Path, already_held_gib: int) -> None:
+    held = torch.empty(already_held_gib << 30, dtype=torch.int8, device="cuda")
+    config = engine_config(gpu_memory_utilization=0.3, max_num_batched_tokens=4096)
+    runner, plan = build_runner(config, model_dir)
+    torch.cuda.reset_peak_memory_stats()
+    hungry = profiling_plan(max_num_seqs=64, max_num_batched_tokens=4096, max_model_len=plan.max_model_len, vocab_size=plan.vocab_size)
+    runner.submit(hungry).result()
+    free, total = torch.cuda.mem_get_info()
+    assert total - free <= 0.3 * total
+    assert plan.memory.kv_cache_bytes > 0.8 * (plan.memory.budget_bytes - plan.memory.weights_bytes) - (6 << 30)
+    runner.close()
+    del held
+
+
+def test_close_gives_the_memory_back(model_dir: Path) -> None:
+    build_runner(engine_config(gpu_memory_utilization=0.3), model_dir)[0].close()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(3):
+        runner, plan = build_runner(engine_config(gpu_memory_utilization=0.3), model_dir)
+        taken = before - torch.cuda.mem_get_info()[0]
+        assert taken > plan.memory.kv_cache_bytes
+        runner.close()
+        del runner
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert before - torch.cuda.mem_get_info()[0] <= 0.05 * taken

@@ -1,0 +1,46 @@
+"""The memories of hashes are bounded, and say what they promise up to their bound."""
+
+from __future__ import annotations
+
+from pagedcore.observe.ghosts import BlockHistory, RecentBlocks
+from support.observed import block_hash, missed
+
+
+def test_the_latest_capacity_hashes_are_always_remembered() -> None:
+    recent = RecentBlocks(capacity=10)
+    for i in range(1000):
+        recent.remember(block_hash(str(i)), float(i))
+        latest = range(max(0, i - 9), i + 1)
+        assert [recent.time_of(block_hash(str(k))) for k in latest] == [float(k) for k in latest]
+
+
+def test_never_more_than_twice_the_capacity_is_remembered() -> None:
+    recent = RecentBlocks(capacity=10)
+    for i in range(1000):
+        recent.remember(block_hash(str(i)), float(i))
+        assert len(recent) <= 20
+    assert recent.time_of(block_hash("0")) is None
+
+
+def test_a_hash_evicted_again_has_its_latest_time() -> None:
+    history = BlockHistory(num_blocks=1)
+    history.evicted(block_hash("a"), 1.0)
+    history.evicted(block_hash("a"), 5.0)
+    assert history.evicted_at(block_hash("a")) == 5.0
+
+
+def test_an_unbounded_cache_serves_what_was_asked_for_before_up_to_the_first_new_block() -> None:
+    history = BlockHistory(num_blocks=4)
+    assert history.look_up_ideal(missed("a", "b"), 0.0) == 0
+    assert history.look_up_ideal(missed("a", "b", "c"), 1.0) == 2
+    assert history.look_up_ideal(missed("x", "a"), 2.0) == 0
+
+
+def test_an_unbounded_cache_serves_what_is_resident_or_being_computed() -> None:
+    assert BlockHistory(num_blocks=4).look_up_ideal(missed("a?", "b!", "c"), 0.0) == 2
+
+
+def test_a_generated_block_is_seen_once_it_was_evicted() -> None:
+    history = BlockHistory(num_blocks=4)
+    history.evicted(block_hash("a"), 0.0)
+    assert history.look_up_ideal(missed("a"), 1.0) == 1

@@ -1,0 +1,93 @@
+"""The runtime's attention, against dense attention in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagedcore.errors import ConfigError
+from pagedcore.runtime.attention import ATTENTION_BACKENDS, PagedAttention, select_attention_backend
+from pagedcore.runtime.decode_groups import _Span, cut_into_groups
+from support.paged_attention_cases import TOLERANCE, PagedCase, make_case
+
+
+def attend(case: PagedCase, *, scale: float = 0.125, sliding_window: int | None = None, workspace_slots: int = 4096) -> torch.Tensor:
+    layout = case.cache.layout
+    workspace = torch.full((workspace_slots, 2 * layout.num_kv_heads, layout.head_dim), float("nan"), dtype=case.query.dtype)
+    attention = PagedAttention(case.inputs, case.cache, workspace)
+    return attention.forward(1, case.query, case.key, case.value, scale=scale, sliding_window=sliding_window)
+
+
+def check(case: PagedCase, *, sliding_window: int | None = None, workspace_slots: int = 4096) -> None:
+    actual = attend(case, sliding_window=sliding_window, workspace_slots=workspace_slots)
+    tolerance = TOLERANCE[case.query.dtype]
+    torch.testing.assert_close(actual.double(), case.dense(0.125, sliding_window), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(1, 1, 64), (3, 1, 80), (9, 3, 64), (5, 1, 128)])
+def test_mixed_batch_over_permuted_blocks_equals_dense(block_size: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    check(
+        make_case(
+            query_lens=[1, 5, 129, 1, 1, 3],
+            context_lens=[1100, 0, 260, 0, 37, 8],
+            block_size=block_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+    )
+
+
+@pytest.mark.parametrize("sliding_window", [1, 5, 16, 100, 5000])
+def test_sliding_window_equals_dense(sliding_window: int) -> None:
+    case = make_case(query_lens=[1, 300, 40, 1, 1], context_lens=[500, 0, 90, 0, 15], num_heads=6, num_kv_heads=2)
+    check(case, sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_equals_dense(dtype: torch.dtype) -> None:
+    check(make_case(query_lens=[1, 33, 1, 1], context_lens=[200, 70, 190, 3], num_heads=9, num_kv_heads=3, dtype=dtype))
+
+
+@pytest.mark.parametrize("workspace_slots", [320, 640, 100_000])
+def test_decode_rows_in_any_grouping_equal_dense(workspace_slots: int) -> None:
+    check(make_case(query_lens=[1] * 9, context_lens=[250, 3, 260, 255, 4, 299, 120, 130, 0]), workspace_slots=workspace_slots)
+
+
+def test_rows_of_one_length_attend_as_one_group_in_order() -> None:
+    check(make_case(query_lens=[1] * 4, context_lens=[50, 51, 52, 53]))
+
+
+def test_a_long_prefill_is_masked_in_pieces() -> None:
+    check(make_case(query_lens=[600], context_lens=[500], num_heads=2, num_kv_heads=2, head_dim=64))
+
+
+def test_junk_outside_a_rows_tokens_never_reaches_its_output() -> None:
+    case = make_case(query_lens=[1, 7], context_lens=[20, 3])
+    clean = attend(case)
+    inside = case.cache.data[1].abs() < 1e3
+    case.cache.data[1][~inside & ~case.cache.data[1].isnan()] = -3e4
+    assert torch.equal(attend(case), clean)
+
+
+def test_keys_of_the_same_pass_are_seen_by_other_sequences() -> None:
+    """Sequence 1 shares the blocks that sequence 0 fills in this very pass."""
+    case = make_case(query_lens=[32, 1], context_lens=[0, 32])
+    case.inputs.block_tables[1, :2] = case.inputs.block_tables[0, :2]
+    case.keys[1][:32], case.values[1][:32] = case.keys[0], case.values[0]
+    check(case)
+
+
+def test_groups_bound_padding_and_capacity() -> None:
+    spans = [_Span(index, 0, blocks) for index, blocks in enumerate([10, 9, 7, 6, 3, 1])]
+    assert [[span.segment for span in group] for group in cut_into_groups(spans, 1000)] == [[0, 1, 2], [3], [4], [5]]
+    assert [[span.segment for span in group] for group in cut_into_groups(spans, 20)] == [[0, 1], [2, 3], [4], [5]]
+    assert [[span.segment for span in group] for group in cut_into_groups(spans[:1], 10)] == [[0]]
+
+
+def test_backend_is_chosen_in_one_place() -> None:
+    assert select_attention_backend(torch.device("cpu")) == "torch"
+    assert set(ATTENTION_BACKENDS) == {"torch"}
+    with pytest.raises(ConfigError, match="'flash' and must be auto or one of torch"):
+        select_attention_backend(torch.device("cpu"), "flash")

@@ -1,0 +1,57 @@
+"""A tiny decoder with random weights, enough to tell every token's whole prefix apart. For tests of the runtime."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagedcore.batch import InputBatch, KVLayout
+
+
+class TinyModel:
+    """Embedding, `num_layers` attentions with residuals and positions, and a head."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 61,
+        num_heads: int = 6,
+        num_kv_heads: int = 2,
+        head_dim: int = 16,
+        num_layers: int = 2,
+        sliding_window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.layout = KVLayout(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        self.sliding_window = sliding_window
+        self.num_heads = num_heads
+        self.poisoned_token: int | None = None
+        generator = torch.Generator().manual_seed(seed)
+
+        def weight(*shape: int) -> Tensor:
+            return (torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(device=device, dtype=dtype)
+
+        hidden = num_heads * head_dim
+        self.embedding = weight(vocab_size, hidden) * hidden**0.5
+        self.positions = weight(4096, hidden) * hidden**0.5
+        self.qkv = [weight((num_heads + 2 * num_kv_heads) * head_dim, hidden) for _ in range(num_layers)]
+        self.head = weight(vocab_size, hidden) * 4
+
+    def forward(self, batch: InputBatch) -> Tensor:
+        x = self.embedding[batch.token_ids] + self.positions[batch.positions]
+        for layer, qkv in enumerate(self.qkv):
+            x = x + self._attend(layer, x, qkv, batch)
+            x = torch.nn.functional.rms_norm(x, x.shape[-1:])
+        logits = x[batch.logits_indices] @ self.head.T
+        if self.poisoned_token is not None:
+            logits[batch.token_ids[batch.logits_indices] == self.poisoned_token] = float("nan")
+        return logits
+
+    def _attend(self, layer: int, x: Tensor, qkv: Tensor, batch: InputBatch) -> Tensor:
+        heads = (x @ qkv.T).view(x.shape[0], -1, self.layout.head_dim)
+        query, key, value = heads.split([self.num_heads, self.layout.num_kv_heads, self.layout.num_kv_heads], dim=1)
+        attended = batch.attention.forward(layer, query, key, value, scale=self.layout.head_dim**-0.5, sliding_window=self.sliding_window)
+        return attended.flatten(1)
