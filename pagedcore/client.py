@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pagedcore.errors import InvalidRequestError
 from pagedcore.outputs import RequestOutput
 from pagedcore.sampling_params import SamplingParams
+from pagedcore.shown import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +30,22 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """Who asks, and how urgent it is; beside the sampling parameters."""
+    """Who asks, and how urgent it is; beside the sampling parameters. Raises `InvalidRequestError` naming the field."""
 
     priority: int = 0
+    """Lower goes first under scheduling_policy="priority"."""
     tenant: str | None = None
     cache_salt: str | None = None
     request_class: str | None = None
     adapter: str = "library"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int) or isinstance(self.priority, bool):
+            raise InvalidRequestError(f"priority must be an integer, got {shown(self.priority)}.", param="priority")
+        for name in ("tenant", "cache_salt", "request_class", "adapter"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name == "adapter"):
+                raise InvalidRequestError(f"{name} must be text, got {shown(value)}.", param=name)
 
 
 class TextFront(Protocol):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from pagedcore.errors import ConfigError, UnknownOptionError
+from pagedcore.shown import shown
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
+DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
+MAX_BATCH_WAIT_MS = 60_000.0
 QUANTIZATION_NAMES = ("gptq", "awq", "gptq_marlin", "awq_marlin", "compressed-tensors")
 
 
@@ -86,14 +92,14 @@ class EngineConfig:
     """Value of the `engine` label on every metric: a name of this engine among others."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.served_model_name, list):
-            object.__setattr__(self, "served_model_name", tuple(self.served_model_name))
+        for name, value in _as_dict(self).items():
+            object.__setattr__(self, name, _plain(value))
         _validate(self)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
         """Build from keywords as people type them. Raises `UnknownOptionError` naming the nearest setting."""
-        options = _translate_aliases(dict(options))
+        options = _translate_aliases(options)
         known = {f.name for f in dataclasses.fields(cls)}
         for name in options:
             if name not in known:
@@ -102,7 +108,7 @@ class EngineConfig:
 
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some settings changed, checked like a new one."""
-        return EngineConfig.from_mapping({**_as_dict(self), **changes})
+        return EngineConfig.from_mapping({**_as_dict(self), **_translate_aliases(changes)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,19 +166,35 @@ def _as_dict(config: EngineConfig) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
 
 
-def _translate_aliases(options: dict[str, Any]) -> dict[str, Any]:
+def _translate_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
     """Other spellings: delay_factor (seconds) is max_batch_wait_ms."""
+    options = dict(options)
     if "delay_factor" in options:
         if "max_batch_wait_ms" in options:
             raise ConfigError("delay_factor (seconds) and max_batch_wait_ms say the same thing; give one of them.")
-        options["max_batch_wait_ms"] = float(options.pop("delay_factor")) * 1000.0
+        seconds = options.pop("delay_factor")
+        _require(_is_number(seconds), f"delay_factor is {shown(seconds)} and must be a number of seconds; 0 never waits.")
+        options["max_batch_wait_ms"] = float(seconds) * 1000.0
     return options
 
 
+def _plain(value: object) -> object:
+    """Paths as text, lists as tuples, numbers of other libraries (numpy) as Python's own; anything else as it is."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _unknown_option_message(name: str, known: set[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name)[:64], known, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else f" The settings are: {', '.join(sorted(known))}."
-    return f"EngineConfig has no setting {name!r}.{hint}"
+    return f"EngineConfig has no setting {shown(name)}.{hint}"
 
 
 def _require(ok: bool, message: str) -> None:
@@ -184,10 +206,26 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _validate(c: EngineConfig) -> None:
+    _validate_texts(c)
     _validate_choices(c)
+    _validate_integers(c)
     _validate_numbers(c)
     _refuse_what_is_not_there_yet(c)
+
+
+def _validate_texts(c: EngineConfig) -> None:
+    for name in ("model", "tokenizer", "revision", "chat_template", "download_dir", "metrics_instance"):
+        value = getattr(c, name)
+        is_text = isinstance(value, str) and bool(value)
+        _require(is_text or (value is None and name != "metrics_instance"), f"{name} is {shown(value)} and must be text that is not empty.")
+    names = (c.served_model_name,) if isinstance(c.served_model_name, str) else c.served_model_name
+    is_names = isinstance(names, tuple) and bool(names) and all(isinstance(name, str) and name for name in names)
+    _require(names is None or is_names, f"served_model_name is {shown(c.served_model_name)} and must be a name or a list of names.")
 
 
 def _validate_choices(c: EngineConfig) -> None:
@@ -200,28 +238,41 @@ def _validate_choices(c: EngineConfig) -> None:
         ("isolation", ("thread", "process")),
         ("quantization", (None, *QUANTIZATION_NAMES)),
         ("overlap", (True, False, "auto")),
+        ("trust_remote_code", (True, False)),
+        ("enforce_eager", (True, False)),
+        ("enable_prefix_caching", (True, False)),
+        ("skip_tokenizer_init", (True, False)),
     ):
         value = getattr(c, name)
-        _require(value in choices, f"{name} is {value!r} and must be one of {', '.join(map(str, choices))}.")
-    kind = c.device.split(":")[0]
-    _require(kind in ("auto", "cpu", "cuda"), f"device is {c.device!r} and must be auto, cpu, cuda or cuda:N.")
+        is_choice = any(isinstance(value, type(choice)) and value == choice for choice in choices)  # 1 is not True, 16.0 is not 16
+        _require(is_choice, f"{name} is {shown(value)} and must be one of {', '.join(map(str, choices))}.")
+    is_device = isinstance(c.device, str) and DEVICE_PATTERN.fullmatch(c.device) is not None
+    _require(is_device, f"device is {shown(c.device)} and must be auto, cpu, cuda or cuda:N.")
+
+
+def _validate_integers(c: EngineConfig) -> None:
+    for name in ("max_num_seqs", "tensor_parallel_size", "max_preemptions"):
+        value = getattr(c, name)
+        _require(_is_int(value) and value >= 1, f"{name} is {shown(value)} and must be an integer of at least 1.")
+    for name in ("max_num_batched_tokens", "num_kv_blocks", "max_waiting_requests"):
+        value = getattr(c, name)
+        is_count = value is None or (_is_int(value) and value >= 1)
+        _require(is_count, f"{name} is {shown(value)} and must be None or an integer of at least 1.")
+    _require(
+        c.max_model_len == "auto" or (_is_int(c.max_model_len) and c.max_model_len >= 1),
+        f'max_model_len is {shown(c.max_model_len)} and must be "auto" or an integer of at least 1.',
+    )
+    _require(_is_int(c.seed), f"seed is {shown(c.seed)} and must be an integer.")
 
 
 def _validate_numbers(c: EngineConfig) -> None:
-    for name in ("max_num_seqs", "tensor_parallel_size", "max_preemptions"):
-        value = getattr(c, name)
-        _require(_is_int(value) and value >= 1, f"{name} is {value!r} and must be an integer of at least 1.")
-    for name in ("max_num_batched_tokens", "num_kv_blocks", "max_waiting_requests"):
-        value = getattr(c, name)
-        _require(value is None or (_is_int(value) and value >= 1), f"{name} is {value!r} and must be None or an integer of at least 1.")
-    _require(
-        c.max_model_len == "auto" or (_is_int(c.max_model_len) and c.max_model_len >= 1),
-        f'max_model_len is {c.max_model_len!r} and must be "auto" or an integer of at least 1.',
-    )
-    util = c.gpu_memory_utilization
+    """NaN is in no range."""
+    for name in ("gpu_memory_utilization", "watermark_fraction", "max_batch_wait_ms", "swap_space"):
+        _require(_is_number(getattr(c, name)), f"{name} is {shown(getattr(c, name))} and must be a number.")
+    util, watermark, wait_ms = c.gpu_memory_utilization, c.watermark_fraction, c.max_batch_wait_ms
     _require(0.0 < util <= 1.0, f"gpu_memory_utilization is {util!r} and must be above 0 and at most 1.")
-    _require(0.0 <= c.watermark_fraction < 1.0, f"watermark_fraction is {c.watermark_fraction!r} and must be in [0, 1).")
-    _require(c.max_batch_wait_ms >= 0, f"max_batch_wait_ms is {c.max_batch_wait_ms!r} and must not be negative.")
+    _require(0.0 <= watermark < 1.0, f"watermark_fraction is {watermark!r} and must be at least 0 and below 1.")
+    _require(0.0 <= wait_ms <= MAX_BATCH_WAIT_MS, f"max_batch_wait_ms is {wait_ms!r} and must be between 0 and {MAX_BATCH_WAIT_MS:g}.")
     _require(c.swap_space >= 0, f"swap_space is {c.swap_space!r} GiB and must not be negative.")
 
 

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import queue
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from pagedcore.client import ModelInfo
 from pagedcore.config import EngineConfig, EnginePlan
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, Runner, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
-from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate
+from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
 from pagedcore.observe.recorder import Recorder
 from pagedcore.observe.stats import StatsSnapshot
-from pagedcore.outputs import FinishReason, Status
 
 Outbox = Callable[[list[RequestUpdate]], None]
 """Takes one step's updates of its requests. Called on the engine thread: hand them on and return."""
 
 T = TypeVar("T")
 
+_Item = tuple[Literal["message", "call", "close"], Any, Any]
+"""("message", message, outbox), ("call", function, future) or ("close", None, None)."""
+
 MAX_CONSECUTIVE_FAILURES = 3
 """Failed steps in a row after which the engine gives up: the device is not coming back by itself."""
 
 IDLE_FLUSH_S = 1.0
 """An idle engine wakes this often to move the windows of its gauges on."""
+
+logger = logging.getLogger(__name__)
 
 _live_loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
@@ -60,7 +69,8 @@ class EngineLoop:
     """Owns the engine thread, its inbox and the outbox of each request in flight.
 
     `submit` and `call` may be used from any thread. A failed step ends the requests it computed and no other; a fault in
-    the scheduler itself ends all of them, since its state is then unknown.
+    the scheduler itself ends all of them, since its state is then unknown. The device belongs to the thread, which gives it
+    back when it ends. A forked child has no such thread: there every call is refused.
     """
 
     def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,30 +80,38 @@ class EngineLoop:
         self._runner = parts.runner
         self._recorder = parts.recorder
         self._clock = clock
-        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._outboxes: dict[str, Outbox] = {}
+        self._rejected: list[tuple[Outbox, RequestUpdate]] = []
         self._in_flight: deque[_InFlight] = deque()
         self._depth = 2 if parts.plan.overlap else 1
         self._submitted_s: float | None = None  # of the step committed last
         self._num_failures = 0
         self._closing = False
         self._fatal: PagedCoreError | None = None
+        self._refusal: str | None = None
+        self._reads_inbox = True
         self._records = False
-        self._inbox_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="pagedcore-engine", daemon=True)
+        self._start_lock = threading.RLock()
+        self._is_over = threading.Event()
         _live_loops.add(self)
 
     # ---- any thread
 
     def start(self) -> None:
-        """Start the thread; work submitted earlier is done then."""
-        self._thread.start()
+        """Start the thread; work submitted earlier is done then. Raises `EngineClosedError` after `close`."""
+        with self._start_lock:
+            self.raise_if_closed()
+            self._thread.start()
 
     def submit(self, message: InboxMessage, outbox: Outbox | None = None) -> None:
-        """Hand a message to the engine thread. An `AddRequest` needs the outbox of its updates.
+        """Hand a message to the engine thread. An `AddRequest` needs the outbox of its updates; other messages with an outbox
+        reach only requests of that outbox.
 
         Raises `EngineClosedError` when the engine is closed or has failed for good.
         """
+        assert outbox is not None or not isinstance(message, AddRequest), "an AddRequest needs an outbox"
         self._put(("message", message, outbox))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -102,14 +120,15 @@ class EngineLoop:
         self._put(("call", function, future))
         return future
 
-    def _put(self, item: tuple[Any, ...]) -> None:
-        with self._inbox_lock:  # nothing slips in behind the last look at the inbox
-            self.raise_if_closed()
-            self._inbox.put(item)
+    def _put(self, item: _Item) -> None:
+        self.raise_if_closed()
+        self._inbox.put(item)
+        if not self._reads_inbox:  # the thread has looked for the last time, so this one looks itself
+            self._refuse_inbox()
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and self._fatal is None and not self._closing
+        return self._thread.is_alive() and self._refusal is None
 
     @property
     def is_recording(self) -> bool:
@@ -146,49 +165,55 @@ class EngineLoop:
         self._thread.join(timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """End every request as aborted, stop the thread and give the device memory back. May be called twice."""
-        with self._inbox_lock:
-            if self._closing:
-                return
-            self._closing = True
-            self._inbox.put(("close",))
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
-        self._recorder.flush()
-        self._recorder.close()
-        self._runner.close()
+        """End every request as aborted, stop the thread and give the device memory back. May be called twice, from any thread.
+
+        When the device does not answer in time, the requests end with an error and the thread is left behind.
+        """
+        if self._refusal is None:
+            self._refusal = "The engine is closed and takes no more requests; start a new engine."
+        self._closing = True
+        self._inbox.put(("close", None, None))
+        with self._start_lock:
+            if self._thread.ident is None and not self._is_over.is_set():
+                self._run()
+        if threading.current_thread() is not self._thread and not self._is_over.wait(timeout_s):
+            self._abandon(timeout_s)
 
     def raise_if_closed(self) -> None:
         """Raise `EngineClosedError` when the engine is closed or has failed for good."""
-        if self._fatal is not None:
-            raise EngineClosedError(f"The engine stopped after a failure: {self._fatal} Start a new engine.")
-        if self._closing:
-            raise EngineClosedError("The engine is closed and takes no more requests; start a new engine.")
+        if self._refusal is not None:
+            raise EngineClosedError(self._refusal)
+
+    def disown(self) -> None:
+        """In a forked child: refuse everything, wait for nothing and leave the parent's device alone."""
+        self._refusal = "The engine belongs to the process that this one was forked from; start an engine here, or fork before making it."
+        self._is_over = threading.Event()
+        self._is_over.set()
 
     # ---- engine thread
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
+        try:
+            while not self._closing and self._fatal is None:
                 self._take_inbox()
                 if not self._closing:
                     self._step()
-            except Exception as error:  # noqa: BLE001  the engine loop's edge: the scheduler's state is unknown now
-                self._fatal = EngineError(f"The engine loop failed: {type(error).__name__}: {error}")
-                self._fatal.__cause__ = error
-                break
-        self._end_all(self._fatal)
+            self._end_all()
+        except Exception as error:  # the engine loop's edge: the scheduler's state is unknown now
+            logger.critical("The engine loop failed.", exc_info=error)
+            self._fail_for_good(EngineError(f"The engine loop failed: {type(error).__name__}: {error}"), error)
+        finally:
+            self._leave()
 
     def _take_inbox(self) -> None:
-        """Take every waiting item; block for the first when there is nothing to do."""
+        """Take what waits; block for the first item when there is nothing to do. What comes meanwhile waits for the next step."""
         block, timeout_s = self._idle_wait()
+        if not block and self._inbox.empty():
+            return
         try:
-            while True:
-                item = self._inbox.get(block=block, timeout=timeout_s)
-                block, timeout_s = False, None
-                self._take(item)
-                if item[0] == "close":
-                    return
+            self._take(self._inbox.get(block=block, timeout=timeout_s))
+            for _ in range(self._inbox.qsize()):
+                self._take(self._inbox.get_nowait())
         except queue.Empty:
             return
 
@@ -202,28 +227,37 @@ class EngineLoop:
         wake_s = self._scheduler.next_wake_s(self._clock())
         return (False, None) if wake_s is None else (True, max(wake_s - self._clock(), 0.0))
 
-    def _take(self, item: tuple[Any, ...]) -> None:
-        if item[0] == "message":
-            self._handle(item[1], item[2])
-        elif item[0] == "call":
-            _fulfil(item[2], item[1])
+    def _take(self, item: _Item) -> None:
+        kind, subject, answer = item
+        if kind == "message":
+            self._handle(subject, answer)
+        elif kind == "call":
+            _fulfil(answer, subject)
 
     def _handle(self, message: InboxMessage, outbox: Outbox | None) -> None:
         now_s = self._clock()
         if isinstance(message, AddRequest):
-            assert outbox is not None, "an AddRequest needs an outbox"
-            self._add(message, outbox, now_s)
+            self._add(message, cast("Outbox", outbox), now_s)
+        elif outbox is not None and self._outboxes.get(message.request_id) != outbox:
+            return  # it has just ended, or the id is another front's
         elif isinstance(message, AbortRequest):
             self._scheduler.abort(message.request_id, now_s)
-        elif isinstance(message, FinishRequest):
+        else:
             self._scheduler.finish(message.request_id, message.num_tokens, message.stop_reason, now_s)
 
     def _add(self, message: AddRequest, outbox: Outbox, now_s: float) -> None:
+        if message.request_id in self._outboxes:
+            self._emit()  # it may have ended in this turn: its last update goes to the front that had it
+        is_new = message.request_id not in self._outboxes
+        if is_new:
+            self._outboxes[message.request_id] = outbox  # before anything can go wrong, so that it is told
         try:
             self._scheduler.add(message, now_s)
-            self._outboxes[message.request_id] = outbox
         except RequestError as error:
-            outbox([RequestUpdate(request_id=message.request_id, new_token_ids=[], finish_reason="error", status="rejected", error=error)])
+            if is_new:
+                del self._outboxes[message.request_id]
+            update = RequestUpdate(message.request_id, [], finish_reason="error", status="rejected", error=error)
+            self._rejected.append((outbox, update))
 
     def _step(self) -> None:
         """One turn of the engine: plan ahead as far as allowed, then commit the oldest step."""
@@ -253,21 +287,27 @@ class EngineLoop:
 
     def _fail_in_flight(self, error: Exception, plan: StepPlan) -> None:
         """The step of `plan` failed: steps submitted after it read its tokens, so they fail with it."""
+        logger.error("Step %d failed.", plan.step_id, exc_info=error)
+        traceback.clear_frames(error.__traceback__)  # its callers may keep the error, which would keep device memory
         later = [plan, *(step.plan for step in self._in_flight)]
         if self._in_flight and self._in_flight[0].plan.step_id < plan.step_id:
             later = [plan]  # submit of the newest failed; older steps in flight are well and are committed first
             while self._in_flight:
                 self._commit_oldest()
         else:
-            _wait_for_all(step.pending for step in self._in_flight)
-            self._in_flight.clear()
+            self._wait_for_device()
         failure = StepFailedError(f"Step {plan.step_id} failed: {type(error).__name__}: {error}")
         failure.__cause__ = error
         for failed in later:
             self._scheduler.fail(failed, failure, self._clock())
         self._num_failures += 1
         if self._num_failures >= MAX_CONSECUTIVE_FAILURES:
-            raise failure
+            self._fail_for_good(EngineError(f"{self._num_failures} steps in a row failed, the last one: {failure}"), error)
+
+    def _fail_for_good(self, fatal: EngineError, cause: Exception) -> None:
+        fatal.__cause__ = cause
+        self._fatal = fatal
+        self._refusal = f"The engine has stopped for good: {fatal}. Start a new engine."
 
     def _emit(self) -> None:
         """Record what happened, then hand each outbox its updates."""
@@ -276,18 +316,34 @@ class EngineLoop:
             events.submitted_s = self._submitted_s if events.step_id is not None else None
             self._recorder.record(events)
             self._recorder.maybe_flush(events.now_s)
+        find = self._outboxes.get
         batches: dict[Outbox, list[RequestUpdate]] = {}
+        latest, batch = None, []
         for update in self._scheduler.take_updates():
-            if update.cache is not None and self._records:
-                update.cache = self._recorder.complete(update.cache, update.request_id)
-            outbox = self._outboxes.get(update.request_id)
+            outbox = find(update.request_id)
             if outbox is None:
                 continue
-            if update.finish_reason is not None:
-                del self._outboxes[update.request_id]
-            batches.setdefault(outbox, []).append(update)
+            if outbox is not latest:
+                latest, batch = outbox, batches.setdefault(outbox, [])
+            batch.append(update)
+            if update.cache is not None:
+                self._complete(update)
         for outbox, updates in batches.items():
             outbox(updates)
+        self._tell_rejected()
+
+    def _tell_rejected(self) -> None:
+        """After they were counted."""
+        while self._rejected:
+            outbox, update = self._rejected.pop(0)
+            outbox([update])
+
+    def _complete(self, update: RequestUpdate) -> None:
+        """A first or last update: name the misses of its report; after the last one the request is gone."""
+        if update.cache is not None and self._records:
+            update.cache = self._recorder.complete(update.cache, update.request_id)
+        if update.finish_reason is not None:
+            self._outboxes.pop(update.request_id, None)
 
     def _pause_recording(self) -> None:
         self._emit()
@@ -297,35 +353,60 @@ class EngineLoop:
         self._scheduler.take_events()
         self._records = True
 
-    def _end_all(self, failure: PagedCoreError | None) -> None:
-        """Every request still here gets its one last update; then nothing is in flight."""
-        _wait_for_all(step.pending for step in self._in_flight)
-        self._in_flight.clear()
-        if failure is None:
-            self._abort_all()
-        status: Status = "aborted" if failure is None else "error"
-        reason: FinishReason = "abort" if failure is None else "error"
-        error = failure or EngineClosedError("The engine was closed while this request ran; send it again.")
-        for request_id, outbox in list(self._outboxes.items()):
-            outbox([RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason=reason, status=status, error=error)])
-        self._outboxes.clear()
-        self._refuse_inbox(error)
+    # ---- the end
 
-    def _abort_all(self) -> None:
-        for request_id in list(self._outboxes):
-            self._scheduler.abort(request_id, self._clock())
+    def _wait_for_device(self) -> None:
+        """Nothing is in flight afterwards. What failed was reported already, or ends with the engine."""
+        while self._in_flight:
+            try:
+                self._in_flight.popleft().pending.result()
+            except Exception:  # noqa: BLE001  the first failure is the one that is reported
+                continue
+
+    def _end_all(self) -> None:
+        """Every request that is still here ends in the books: aborted, or failed when the device did."""
+        self._wait_for_device()
+        self._scheduler.end_all(self._clock(), self._fatal)
         self._emit()
 
-    def _refuse_inbox(self, error: PagedCoreError) -> None:
-        with self._inbox_lock:
-            items = [self._inbox.get() for _ in range(self._inbox.qsize())]
-        for item in items:
-            if item[0] == "call":
-                item[2].set_exception(error)
-            elif item[0] == "message" and isinstance(item[1], AddRequest):
-                item[2](
-                    [RequestUpdate(request_id=item[1].request_id, new_token_ids=[], finish_reason="error", status="error", error=error)]
-                )
+    def _leave(self) -> None:
+        """Nobody is left waiting, and the device memory goes back, whatever goes wrong on the way."""
+        with ExitStack() as last:
+            last.callback(self._is_over.set)
+            last.callback(self._runner.close)
+            last.callback(self._recorder.close)
+            last.callback(self._wait_for_device)
+            last.callback(self._refuse_inbox)
+            self._tell_open_requests(self._fatal or EngineClosedError("The engine was closed while this request ran; send it again."))
+
+    def _abandon(self, timeout_s: float) -> None:
+        """The thread hangs in a device call. Callers are told; the memory cannot be given back."""
+        error = EngineClosedError(f"The engine was closed and its device did not answer within {timeout_s:g} s.")
+        logger.error("%s Its thread and its memory are left behind.", error)
+        self._tell_open_requests(error)
+        self._refuse_inbox()
+
+    def _tell_open_requests(self, error: PagedCoreError) -> None:
+        """The last update of each request that the scheduler did not end."""
+        self._tell_rejected()
+        for request_id in list(self._outboxes):
+            outbox = self._outboxes.pop(request_id, None)
+            if outbox is not None:
+                outbox([RequestUpdate(request_id, [], finish_reason="error", status="error", error=error)])
+
+    def _refuse_inbox(self) -> None:
+        """Answer what is in the inbox; from now on whoever puts something in does this himself."""
+        self._reads_inbox = False
+        error = EngineClosedError(self._refusal or "The engine is closed.")
+        while True:
+            try:
+                kind, subject, answer = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if kind == "call":
+                _fulfil(answer, partial(_raise, error))
+            elif isinstance(subject, AddRequest):
+                answer([RequestUpdate(subject.request_id, [], finish_reason="error", status="error", error=error)])
 
 
 def build_engine(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineLoop:
@@ -339,21 +420,29 @@ def build_engine(config: EngineConfig, *, progress: Callable[[int, int], None] |
 
 
 def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(function())
     except Exception as error:  # noqa: BLE001  it belongs to whoever called
         future.set_exception(error)
 
 
-def _wait_for_all(pending_steps: Iterable[PendingStep]) -> None:
-    for pending in pending_steps:
-        try:
-            pending.result()
-        except Exception:  # noqa: BLE001  the first failure is the one that is reported
-            continue
+def _raise(error: Exception) -> None:
+    raise error
 
 
 @atexit.register
 def _close_all() -> None:
     for loop in list(_live_loops):
         loop.close(timeout_s=5.0)
+
+
+def _disown_all() -> None:
+    for loop in list(_live_loops):
+        loop.disown()
+    _live_loops.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_disown_all)

@@ -9,6 +9,7 @@
     |   |-- InvalidRequestError             400   a value out of range, a malformed body
     |   |   |-- UnsupportedFeatureError     400   valid elsewhere, not offered here
     |   |   |-- PromptTooLongError          400   prompt (+ max_tokens) above max_model_len
+    |   |   |-- RequestTooLargeError        413   a body above max_request_bytes
     |   |   `-- PoolTooSmallError           400   can never fit the KV pool
     |   |-- AuthenticationError             401
     |   |-- ModelNotFoundError              404
@@ -75,6 +76,13 @@ class PromptTooLongError(InvalidRequestError):
     """Prompt, or prompt and max_tokens, exceed max_model_len."""
 
     code = "context_length_exceeded"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The body of the request is larger than the server's max_request_bytes."""
+
+    http_status = 413
+    code = "request_too_large"
 
 
 class PoolTooSmallError(InvalidRequestError):

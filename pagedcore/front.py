@@ -6,6 +6,7 @@ Everything that needs text happens here, off the engine thread: tokenizing, unfo
 from __future__ import annotations
 
 import asyncio
+import operator
 import random
 import threading
 import time
@@ -15,18 +16,22 @@ from dataclasses import dataclass
 
 from pagedcore.client import ModelInfo, RequestContext
 from pagedcore.errors import EngineClosedError, InvalidRequestError
-from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
+from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from pagedcore.outputs import RequestOutput
 from pagedcore.request_stream import LoopWaker, QueueWaker, RequestStream, Waker
 from pagedcore.sampling_params import SamplingParams
+from pagedcore.shown import shown
 from pagedcore.text.bad_words import encode_bad_words
 from pagedcore.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, object]
-"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
+"""Text, token ids (also an array or tensor of them), or a mapping with `prompt` or `prompt_token_ids`."""
 
-INLINE_PROMPT_CHARS = 4096
-"""Longer prompts are tokenized in a worker thread, so that an event loop never stalls."""
+INLINE_PROMPT_LENGTH = 4096
+"""Prompts of more characters, or token ids, are read in a worker thread, so that an event loop never stalls."""
+
+MAX_ENDING_S = 10.0
+"""How long a new request waits for the end of an abandoned one of the same id."""
 
 Send = Callable[[InboxMessage], None]
 
@@ -46,9 +51,12 @@ class Front:
         self.info = info
         self.text = text
         self._send = send
-        self._streams: dict[str, RequestStream] = {}  # by request id of each choice
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
+        self._streams: dict[str, RequestStream] = {}
+        """By the request id of each choice."""
+        self._ending: set[str] = set()
+        """Request ids whose caller has left and whose last update is still to come; until then they are in use."""
+        self._lock = threading.RLock()  # a generator that is garbage-collected under it closes its stream
+        self._changed = threading.Condition(self._lock)
         self._seeds = random.Random(info.seed)
         self._draining = False
 
@@ -65,7 +73,10 @@ class Front:
     ) -> AsyncIterator[RequestOutput]:
         """Stream one request; see `EngineClient.generate`."""
         arrival_s = time.monotonic()
+        _check_request_id(request_id)
         tokenized = await self._tokenize_async(prompt, add_special_tokens)
+        if request_id in self._ending:
+            await asyncio.to_thread(self._wait_until_ended, request_id)
         waker = LoopWaker(asyncio.get_running_loop())
         stream = self.open(tokenized, params, request_id, context=context, arrival_s=arrival_s, waker=waker)
         try:
@@ -88,7 +99,9 @@ class Front:
     ) -> Iterator[RequestOutput]:
         """The same for a plain thread: a blocking iterator that aborts the request when it is closed early."""
         waker = QueueWaker()
+        _check_request_id(request_id)
         tokenized = self.tokenize(prompt, add_special_tokens)
+        self._wait_until_ended(request_id)
         stream = self.open(tokenized, params, request_id, context=context, arrival_s=time.monotonic(), waker=waker)
         try:
             while not stream.finished:
@@ -132,12 +145,8 @@ class Front:
 
     def close_stream(self, stream: RequestStream) -> None:
         """Forget a stream; what of it still runs is aborted."""
-        self._forget(stream)
-        for request_id in stream.unfinished_request_ids():
-            try:
-                self._send(AbortRequest(request_id))
-            except EngineClosedError:
-                return  # nothing runs any more
+        if self._forget(stream) and not stream.abort():
+            self._release(stream.running_request_ids)
 
     async def abort(self, request_id: str) -> None:
         """Abort all choices of a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
@@ -146,34 +155,27 @@ class Front:
     def abort_sync(self, request_id: str) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
-            for choice_id in stream.unfinished_request_ids():
-                self._send(AbortRequest(choice_id))
+            stream.abort()
 
     # ---- the engine's side
 
     def deliver(self, updates: list[RequestUpdate]) -> None:
         """Take one step's updates: each stream gets its own, each waiting thread or loop is woken once."""
-        woken: dict[Waker, list[RequestStream]] = {}
+        woken: dict[object, list[RequestStream]] = {}
+        find = self._streams.get
         for update in updates:
-            stream = self._streams.get(update.request_id)
-            if stream is None:
-                continue  # its caller has left
-            if stream.put(update):
-                woken.setdefault(stream.waker, []).append(stream)
-        for waker, streams in woken.items():
-            if not waker.wake(streams):
+            stream = find(update.request_id) if update.finish_reason is None else self._find_last(update.request_id)
+            if stream is None or not stream.put(update):
+                continue  # its caller has left, or has been woken already
+            streams = woken.get(stream.wake_key)
+            if streams is None:
+                woken[stream.wake_key] = [stream]
+            else:
+                streams.append(stream)
+        for streams in woken.values():
+            if not streams[0].waker.wake(streams):
                 for stream in streams:
                     self.close_stream(stream)
-
-    def fail_all(self, error: Exception, *, status: str = "error") -> None:
-        """The engine is gone: every open stream ends with this error."""
-        reason = "abort" if status == "aborted" else "error"
-        self.deliver(
-            [
-                RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason=reason, status=status, error=error)  # type: ignore[arg-type]
-                for request_id in list(self._streams)
-            ]
-        )
 
     # ---- draining
 
@@ -187,36 +189,35 @@ class Front:
 
     def begin_drain(self) -> None:
         """Take no more requests; the open ones go on."""
-        self._draining = True
+        with self._lock:  # whoever registers now is seen by who waits for the open ones
+            self._draining = True
 
     def drain(self, timeout_s: float) -> bool:
         """Take no more requests and wait until the open ones have ended; False when time ran out first."""
         self.begin_drain()
-        with self._idle:
-            return self._idle.wait_for(lambda: not self._streams, timeout=timeout_s)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._streams and not self._ending, timeout=timeout_s)
 
     # ---- inside
 
     async def _tokenize_async(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
-        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        if isinstance(text, str) and len(text) > INLINE_PROMPT_CHARS:
+        if _prompt_length(prompt) > INLINE_PROMPT_LENGTH:
             return await asyncio.to_thread(self.tokenize, prompt, add_special_tokens)
         return self.tokenize(prompt, add_special_tokens)
 
     def _checked_ids(self, prompt: object) -> list[int]:
-        if not isinstance(prompt, Sequence) or not all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
-            raise InvalidRequestError(f"A prompt must be text or token ids, got {type(prompt).__name__}.", param="prompt")
-        token_ids = list(prompt)
+        token_ids = _integers(prompt)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.info.vocab_size):
             wrong = next(t for t in token_ids if not 0 <= t < self.info.vocab_size)
-            raise InvalidRequestError(f"Token id {wrong} is outside the vocabulary of {self.info.vocab_size} tokens.", param="prompt")
+            message = f"Token id {shown(wrong)} is outside the vocabulary of {self.info.vocab_size} tokens."
+            raise InvalidRequestError(message, param="prompt")
         return token_ids
 
     def _check_token_parameters(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "logit_bias"):
             for token_id in getattr(params, name):
                 if token_id >= self.info.vocab_size:
-                    message = f"{name} holds token id {token_id}; the vocabulary has {self.info.vocab_size} tokens."
+                    message = f"{name} holds token id {shown(token_id)}; the vocabulary has {self.info.vocab_size} tokens."
                     raise InvalidRequestError(message, param=name)
         if self.text is None and (params.stop or params.bad_words):
             name = "stop" if params.stop else "bad_words"
@@ -250,26 +251,55 @@ class Front:
         ]
 
     def _register(self, stream: RequestStream, messages: list[AddRequest]) -> None:
-        if self._draining:
-            raise EngineClosedError("The engine is draining and takes no more requests.")
         with self._lock:
-            if any(message.request_id in self._streams for message in messages):
-                raise InvalidRequestError(f"request_id {stream.request_id!r} is in use; give each request its own.", param="request_id")
+            if self._draining:
+                raise EngineClosedError("The engine is draining and takes no more requests.")
+            if any(message.request_id in self._streams or message.request_id in self._ending for message in messages):
+                message_text = f"request_id {shown(stream.request_id)} is in use; give each request its own."
+                raise InvalidRequestError(message_text, param="request_id")
             for message in messages:
                 self._streams[message.request_id] = stream
+        unsent = list(messages)
         try:
-            for message in messages:
-                self._send(message)
-        except EngineClosedError:
-            self._forget(stream)
+            while unsent:
+                self._send(unsent[0])
+                del unsent[0]
+        except BaseException:
+            for message in unsent:
+                stream.note_end(message.request_id)
+            self.close_stream(stream)
             raise
 
-    def _forget(self, stream: RequestStream) -> None:
-        with self._idle:
+    def _find_last(self, request_id: str) -> RequestStream | None:
+        """The stream for a choice's last update."""
+        with self._lock:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.note_end(request_id)
+                return stream
+        self._release([request_id])
+        return None
+
+    def _forget(self, stream: RequestStream) -> bool:
+        """Take a stream out; False when it is out already. What the engine still runs of it stays in use."""
+        with self._changed:
+            if not any(self._streams.get(request_id) is stream for request_id in stream.request_ids):
+                return False
             for request_id in stream.request_ids:
-                self._streams.pop(request_id, None)
-            if not self._streams:
-                self._idle.notify_all()
+                del self._streams[request_id]
+            self._ending.update(stream.running_request_ids)
+            self._changed.notify_all()
+        return True
+
+    def _release(self, request_ids: Sequence[str]) -> None:
+        with self._changed:
+            self._ending.difference_update(request_ids)
+            self._changed.notify_all()
+
+    def _wait_until_ended(self, request_id: str | None) -> None:
+        """A caller who asks again under the id of a request that he has just left waits for its end."""
+        with self._changed:
+            self._changed.wait_for(lambda: request_id not in self._ending, timeout=MAX_ENDING_S)
 
 
 def _choice_seed(seed: int, index: int) -> int:
@@ -277,10 +307,34 @@ def _choice_seed(seed: int, index: int) -> int:
     return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) & 0x7FFF_FFFF_FFFF_FFFF
 
 
+def _check_request_id(request_id: object) -> None:
+    if request_id is not None and not isinstance(request_id, str):
+        raise InvalidRequestError(f"request_id must be text, got {shown(request_id)}.", param="request_id")
+
+
+def _prompt_length(prompt: object) -> int:
+    """Characters or token ids; 0 for what is neither."""
+    if isinstance(prompt, Mapping):
+        return max(map(_prompt_length, prompt.values()), default=0)
+    return len(prompt) if isinstance(prompt, (str, Sequence)) or getattr(prompt, "shape", None) else 0  # type: ignore[arg-type]
+
+
+def _integers(values: object) -> list[int]:
+    """Token ids as Python's own integers, out of a list, an array or a tensor. Raises `InvalidRequestError`."""
+    try:
+        if hasattr(values, "tolist"):
+            values = values.tolist()
+        if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)) and bool not in set(map(type, values)):
+            return list(map(operator.index, values))
+    except TypeError:
+        pass
+    raise InvalidRequestError(f"A prompt must be text or token ids, got {shown(values)}.", param="prompt")
+
+
 def _prompt_of_mapping(prompt: Mapping[str, object]) -> str | Sequence[int]:
     known = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
     if len(known) != 1 or len(prompt) != 1:
         raise InvalidRequestError(
-            f"A prompt mapping must hold either 'prompt' or 'prompt_token_ids' and nothing else, got {sorted(prompt)}.", param="prompt"
+            f"A prompt mapping must hold either 'prompt' or 'prompt_token_ids' and nothing else, got {shown(list(prompt))}.", param="prompt"
         )
     return prompt[known[0]]  # type: ignore[return-value]

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outputs import RequestOutput
 from pagedcore.request_stream import QueueWaker, RequestStream
 from pagedcore.sampling_params import SamplingParams
+from pagedcore.shown import shown
 from pagedcore.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -176,9 +178,11 @@ def _as_prompt_list(prompts: Any) -> list[Prompt]:
     """A single prompt (text, token ids, mapping) as a list of one. Raises `InvalidRequestError` for what is neither."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if hasattr(prompts, "tolist"):  # an array or a tensor of token ids
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
         raise InvalidRequestError(f"prompts must be text, token ids, or a list of them, got {type(prompts).__name__}.", param="prompts")
-    if prompts and all(isinstance(token, int) for token in prompts):
+    if prompts and all(isinstance(token, Integral) for token in prompts):
         return [prompts]
     return list(prompts)
 
@@ -186,13 +190,20 @@ def _as_prompt_list(prompts: Any) -> list[Prompt]:
 def _as_conversations(messages: Any) -> list[Sequence[Message]]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise InvalidRequestError("messages must be a list of messages with role and content, or a list of such lists.", param="messages")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)
+    conversations = [messages] if isinstance(messages[0], Mapping) else list(messages)
+    for conversation in conversations:
+        is_list = isinstance(conversation, Sequence) and not isinstance(conversation, str)
+        if not is_list or not all(isinstance(message, Mapping) for message in conversation):
+            raise InvalidRequestError(f"A conversation must be a list of messages, got {shown(conversation)}.", param="messages")
+    return conversations
 
 
 def _one_each(name: str, value: Any, count: int, kind: type) -> list[Any]:
     """One value a prompt: the same for all, or the given list. Raises `InvalidRequestError` when the lengths differ."""
     if value is None or isinstance(value, kind):
         return [value] * count
+    if not isinstance(value, Sequence):
+        raise InvalidRequestError(f"{name} must be one value or a list with one a prompt, got {shown(value)}.", param=name)
     values = list(value)
     if len(values) != count:
         raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts; give one value or one a prompt.", param=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pagedcore.errors import PagedCoreError
 from pagedcore.outputs import CacheReport, FinishReason, Logprob, RequestTimings, Status
@@ -56,11 +57,12 @@ class FinishRequest:
 InboxMessage = AddRequest | AbortRequest | FinishRequest
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(init=False)
 class RequestUpdate:
     """What one step changed for one choice. The last one of a request has `finish_reason` set.
 
-    A request rejected when it was added gets exactly one update, with status "rejected" and its error.
+    A request rejected when it was added gets exactly one update, with status "rejected" and its error. Most updates hold one
+    token and nothing else, and a step makes hundreds of them: fields at their defaults are the class's and cost nothing.
     """
 
     request_id: str
@@ -78,3 +80,12 @@ class RequestUpdate:
     timings: RequestTimings | None = None
     """With the last update."""
     num_preemptions: int = 0
+
+    def __init__(self, request_id: str, new_token_ids: list[int], **facts: Any) -> None:
+        """`facts` are the other fields by name. Raises TypeError for any other name."""
+        self.request_id = request_id
+        self.new_token_ids = new_token_ids
+        if facts:
+            if not facts.keys() <= RequestUpdate.__annotations__.keys():
+                raise TypeError(f"RequestUpdate has no field {min(facts.keys() - RequestUpdate.__annotations__.keys())!r}")
+            vars(self).update(facts)

@@ -16,9 +16,19 @@ from pagedcore.sampling_params import SamplingParams
 from pagedcore.text.output_text import ChoiceText
 from pagedcore.text.tokenizer import Tokenizer
 
+WAKE_AGAIN_UPDATES = 64
+"""A consumer that does not come is woken again after this many updates, which shows whether its event loop is still open."""
+
+_SEVERITY: tuple[Status, ...] = ("running", "completed", "aborted", "rejected", "error")
+
 
 class Waker(Protocol):
-    """How the thread that consumes streams learns that some have updates. Equal wakers are woken once a step."""
+    """How the thread that consumes streams learns that some have updates."""
+
+    @property
+    def key(self) -> object:
+        """Wakers of one key wake the same thread, so that one of them is enough."""
+        ...
 
     def wake(self, streams: list[RequestStream]) -> bool:
         """False when nobody is there to wake: the consumer's event loop is closed."""
@@ -30,6 +40,10 @@ class LoopWaker:
     """Wakes the coroutines of one event loop."""
 
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def key(self) -> object:
+        return self.loop
 
     def wake(self, streams: list[RequestStream]) -> bool:
         try:
@@ -44,6 +58,10 @@ class QueueWaker:
 
     def __init__(self) -> None:
         self._ready: queue.SimpleQueue[list[RequestStream]] = queue.SimpleQueue()
+
+    @property
+    def key(self) -> object:
+        return self
 
     def wake(self, streams: list[RequestStream]) -> bool:
         self._ready.put(streams)
@@ -110,6 +128,7 @@ class RequestStream:
     ) -> None:
         self.request_id = request_id
         self.waker = waker
+        self.wake_key = waker.key
         self.event = asyncio.Event()
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
@@ -118,9 +137,11 @@ class RequestStream:
         self._send = send
         self._updates: deque[RequestUpdate] = deque()
         self._is_signalled = False
+        self._ended_ids: set[str] = set()
         self._choices = {choice.request_id: choice for choice in self._make_choices(num_choices)}
         self._num_running = num_choices
         self._status: Status = "running"
+        self._worst_status: Status = "completed"
         self._error: PagedCoreError | None = None
         self._cache: CacheReport | None = None
         self._timings: RequestTimings | None = None
@@ -145,10 +166,14 @@ class RequestStream:
     def put(self, update: RequestUpdate) -> bool:
         """Add an update; True when the consumer has to be woken for it."""
         self._updates.append(update)
-        if self._is_signalled:
+        if self._is_signalled and update.finish_reason is None and len(self._updates) % WAKE_AGAIN_UPDATES:
             return False
         self._is_signalled = True
         return True
+
+    def note_end(self, request_id: str) -> None:
+        """The engine has ended this choice, or never had it."""
+        self._ended_ids.add(request_id)
 
     # ---- consumer
 
@@ -160,8 +185,14 @@ class RequestStream:
     def request_ids(self) -> list[str]:
         return list(self._choices)
 
-    def unfinished_request_ids(self) -> list[str]:
-        return [choice.request_id for choice in self._choices.values() if choice.finish_reason is None]
+    @property
+    def running_request_ids(self) -> list[str]:
+        """Choices that the engine has not ended."""
+        return [request_id for request_id in self._choices if request_id not in self._ended_ids]
+
+    def abort(self) -> bool:
+        """Ask the engine to end what it has not ended; False when there is no engine any more."""
+        return all(self._tell(AbortRequest(request_id)) for request_id in self.running_request_ids)
 
     async def wait(self) -> None:
         """Until there are updates to advance over."""
@@ -213,7 +244,7 @@ class RequestStream:
         if choice.index == 0 and update.cache is not None:
             self._cache = update.cache
         if update.timings is not None:
-            self._timings = update.timings
+            self._timings = update.timings if self._timings is None else _merged(self._timings, update.timings)
 
     def _take_tokens(self, choice: _Choice, update: RequestUpdate) -> bool:
         """Add new tokens and their text, up to the end of a stop string if one is complete."""
@@ -249,7 +280,7 @@ class RequestStream:
             choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry[token_id].logprob
 
     def _finish(self, choice: _Choice, update: RequestUpdate) -> None:
-        stopped = choice.matched_stop is not None and update.status not in ("rejected", "error")
+        stopped = choice.matched_stop is not None  # then its text is whole, whatever became of it later
         choice.finish_reason = "stop" if stopped else update.finish_reason
         choice.stop_reason = choice.matched_stop if stopped else update.stop_reason
         self._num_running -= 1
@@ -259,18 +290,20 @@ class RequestStream:
     def _take_status(self, update: RequestUpdate, stopped: bool) -> None:
         """The request's status is its worst choice's; a refused or failed choice ends the others."""
         status: Status = "completed" if stopped else update.status
-        if self._status in ("running", "completed"):
-            self._status = status if self.finished or status != "completed" else "running"
-        if update.error is not None and self._error is None:
+        self._worst_status = max(self._worst_status, status, key=_SEVERITY.index)
+        if self.finished or self._worst_status != "completed":
+            self._status = self._worst_status
+        if update.error is not None and self._error is None and not stopped:
             self._error = update.error
-            for request_id in self.unfinished_request_ids():
-                self._tell(AbortRequest(request_id))
+            self.abort()
 
-    def _tell(self, message: InboxMessage) -> None:
+    def _tell(self, message: InboxMessage) -> bool:
+        """False when there is no engine any more; it has ended every request itself."""
         try:
             self._send(message)
         except EngineClosedError:
-            return  # the engine has ended every request itself
+            return False
+        return True
 
     def _with_text(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
         text = self._text
@@ -280,3 +313,17 @@ class RequestStream:
 
     def _with_text_prompt(self, entries: list[dict[int, Logprob] | None]) -> list[dict[int, Logprob] | None]:
         return [None if entry is None else self._with_text(entry) for entry in entries]
+
+
+def _merged(one: RequestTimings, other: RequestTimings) -> RequestTimings:
+    """Two choices of one request: the first of each beginning, the last end."""
+    return RequestTimings(
+        one.arrival_s,
+        _earlier(one.admitted_s, other.admitted_s),
+        _earlier(one.first_token_s, other.first_token_s),
+        max(one.finished_s or 0.0, other.finished_s or 0.0),
+    )
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((time_s for time_s in (one, other) if time_s is not None), default=None)

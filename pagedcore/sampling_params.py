@@ -6,8 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from pagedcore.errors import InvalidRequestError
+from pagedcore.shown import shown
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding."""
@@ -39,7 +41,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     """Most tokens to generate; None is as many as max_model_len leaves."""
     min_tokens: int = 0
-    """Stop ids and end-of-sequence are masked until this many tokens are generated."""
+    """Stop ids and end-of-sequence are masked until this many tokens are generated; stop strings are not looked for in their text."""
     stop: tuple[str, ...] = ()
     """Strings that end the text; also accepts one string or a list. They are not part of the text."""
     stop_token_ids: tuple[int, ...] = ()
@@ -93,27 +95,45 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
         return ()
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, Sequence) or not all(isinstance(s, str) for s in items):
-        raise InvalidRequestError(f"{name} must be a string or a list of strings, got {value!r}.", param=name)
+        raise InvalidRequestError(f"{name} must be a string or a list of strings, got {shown(value)}.", param=name)
     return tuple(items)
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    if not isinstance(value, Sequence) or not all(isinstance(t, int) and not isinstance(t, bool) for t in value):
-        raise InvalidRequestError(f"{name} must be a list of token ids (integers), got {value!r}.", param=name)
-    return tuple(value)
+    is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+    if not is_list or not all(isinstance(t, Integral) and not isinstance(t, bool) for t in value):  # type: ignore[attr-defined]
+        raise InvalidRequestError(f"{name} must be a list of token ids (integers), got {shown(value)}.", param=name)
+    return tuple(map(int, value))  # type: ignore[call-overload]
 
 
 def _bias(value: object) -> dict[int, float]:
     if value is None:
         return {}
-    if not isinstance(value, Mapping):
-        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {value!r}.", param="logit_bias")
     try:
-        return {int(token): float(bias) for token, bias in value.items()}
-    except (TypeError, ValueError):
-        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {value!r}.", param="logit_bias") from None
+        if isinstance(value, Mapping):
+            return {_bias_token(token): _bias_value(bias) for token, bias in value.items()}
+    except ValueError:
+        pass
+    raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {shown(value)}.", param="logit_bias")
+
+
+def _bias_token(token: object) -> int:
+    """JSON writes the ids as text. Raises ValueError."""
+    if isinstance(token, bool) or not isinstance(token, (str, Integral)):
+        raise ValueError(token)
+    return int(token)
+
+
+def _bias_value(bias: object) -> float:
+    """Raises ValueError."""
+    if isinstance(bias, bool) or not isinstance(bias, Real):
+        raise ValueError(bias)
+    try:
+        return float(bias)
+    except OverflowError:  # an integer beyond every float
+        raise ValueError(bias) from None
 
 
 def _normalise(p: SamplingParams) -> None:
@@ -122,30 +142,44 @@ def _normalise(p: SamplingParams) -> None:
     set_field(p, "bad_words", _strings("bad_words", p.bad_words))
     set_field(p, "stop_token_ids", _token_ids("stop_token_ids", p.stop_token_ids))
     set_field(p, "logit_bias", _bias(p.logit_bias))
+    for name in _NUMBERS:
+        value = getattr(p, name)
+        if type(value) not in _PLAIN:
+            set_field(p, name, _plain(value))
     if p.top_k == -1:
         set_field(p, "top_k", 0)
+
+
+def _plain(value: object) -> object:
+    """Numbers of other libraries (numpy) as Python's own; anything else as it is."""
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def _check_number(p: SamplingParams, name: str, low: float, high: float, kind: type) -> None:
     value = getattr(p, name)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or (kind is int and not isinstance(value, int)):
-        raise InvalidRequestError(f"{name} must be {'an integer' if kind is int else 'a number'}, got {value!r}.", param=name)
+        raise InvalidRequestError(f"{name} must be {'an integer' if kind is int else 'a number'}, got {shown(value)}.", param=name)
     if not (low <= value <= high):  # also refuses NaN
-        limit = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
-        raise InvalidRequestError(f"{name} is {value!r} and must be {limit}.", param=name)
+        limit = f"at least {low}" if math.isinf(high) else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} is {shown(value)} and must be {limit}.", param=name)
 
+
+MAX_INT = 2**31 - 1
+"""Counts of tokens fit the device's integers."""
 
 _RANGES: tuple[tuple[str, float, float, type], ...] = (
     ("n", 1, 128, int),
-    ("temperature", 0.0, 100.0, float),
-    ("top_k", 0, math.inf, int),
-    ("min_p", 0.0, 1.0, float),
-    ("top_p", 0.0, 1.0, float),
-    ("min_tokens", 0, math.inf, int),
-    ("repetition_penalty", 1e-3, 100.0, float),
-    ("presence_penalty", -2.0, 2.0, float),
-    ("frequency_penalty", -2.0, 2.0, float),
+    ("temperature", 0, 100, float),
+    ("top_k", 0, MAX_INT, int),
+    ("min_p", 0, 1, float),
+    ("top_p", 0, 1, float),
+    ("min_tokens", 0, MAX_INT, int),
+    ("repetition_penalty", 0.001, 100, float),
+    ("presence_penalty", -2, 2, float),
+    ("frequency_penalty", -2, 2, float),
 )
 _OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
     ("max_tokens", 1, math.inf, int),
@@ -153,6 +187,9 @@ _OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
     ("prompt_logprobs", 0, MAX_LOGPROBS, int),
     ("seed", -(2**63), 2**64 - 1, int),
 )
+_NUMBERS = tuple(name for name, *_ in _RANGES + _OPTIONAL_RANGES)
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+_PLAIN = (int, float, bool, type(None))
 
 
 def _validate(p: SamplingParams) -> None:
@@ -161,17 +198,31 @@ def _validate(p: SamplingParams) -> None:
     for name, low, high, kind in _OPTIONAL_RANGES:
         if getattr(p, name) is not None:
             _check_number(p, name, low, high, kind)
+    for name in _FLAGS:
+        if not isinstance(getattr(p, name), bool):
+            raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(p, name))}.", param=name)
+    _validate_together(p)
+    _validate_collections(p)
+
+
+def _validate_together(p: SamplingParams) -> None:
     if p.top_p == 0.0:
         raise InvalidRequestError("top_p is 0 and must be above 0 and at most 1; for greedy decoding set temperature=0.", param="top_p")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidRequestError(f"min_tokens is {p.min_tokens} and max_tokens is {p.max_tokens}; lower min_tokens.", param="min_tokens")
+    if p.stop and not p.detokenize:
+        raise InvalidRequestError("stop strings need the text: set detokenize=True or use stop_token_ids.", param="stop")
+
+
+def _validate_collections(p: SamplingParams) -> None:
     if any(not s for s in p.stop):
         raise InvalidRequestError("stop holds an empty string, which would end every text at once; remove it.", param="stop")
     if any(not w.strip() for w in p.bad_words):
         raise InvalidRequestError("bad_words holds an empty word; remove it.", param="bad_words")
-    if any(not -100.0 <= b <= 100.0 for b in p.logit_bias.values()):
-        raise InvalidRequestError(f"logit_bias values must lie between -100 and 100, got {dict(p.logit_bias)!r}.", param="logit_bias")
-    if any(token < 0 for token in (*p.logit_bias, *p.stop_token_ids)):
-        raise InvalidRequestError("token ids in logit_bias and stop_token_ids must not be negative.", param="logit_bias")
-    if p.stop and not p.detokenize:
-        raise InvalidRequestError("stop strings need the text: set detokenize=True or use stop_token_ids.", param="stop")
+    for token, bias in p.logit_bias.items():
+        if not -100.0 <= bias <= 100.0:
+            message = f"logit_bias of token {shown(token)} is {bias:g} and must be between -100 and 100."
+            raise InvalidRequestError(message, param="logit_bias")
+    for name in ("logit_bias", "stop_token_ids"):
+        if any(token < 0 for token in getattr(p, name)):
+            raise InvalidRequestError(f"{name} holds a negative token id; token ids start at 0.", param=name)

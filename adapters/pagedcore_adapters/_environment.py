@@ -15,7 +15,7 @@ MODEL = "PAGEDCORE_MODEL"
 API_KEY = "PAGEDCORE_API_KEY"
 """Key that clients must send; none lets everybody in."""
 WARMUP_FILE = "PAGEDCORE_WARMUP_FILE"
-"""Prompts computed before the first request: a JSON list, or one a line."""
+"""Prompts computed before the first request: a JSON list of texts and lists of messages, or one text a line."""
 
 
 def config_from_environment() -> EngineConfig:

@@ -1,8 +1,11 @@
 """All that is used of LitServe beyond its documented surface, in this one file; each line of the list has a test.
 
-- `LitServer._init_manager(num_api_servers)` makes the manager: our queues come from the same one.
+- `LitServer._init_manager(num_api_servers)` makes the manager: our queues come from the same one; `_process` is its process.
 - `LitServer._inference_workers_config_for_api(api_path)` has one entry a worker.
+- `LitServer.launch_inference_worker(lit_api)` starts the worker processes, `_start_server(...)` the API servers.
+- `LitServer.verify_worker_status()` waits for the first `WorkerSetupStatus.READY` in `workers_setup_status`.
 - `LitServer._start_worker_monitoring(manager, uvicorn_workers)` runs once the API servers are up.
+- `LitServer._shutdown_event` ends `run`.
 - `LitServer.inference_workers` are the worker processes, in the order of their ids.
 - `LitServer._transport.send(item, consumer_id)` reaches an API server, as `transport.send` does in a worker.
 - `LitServer.response_buffer[uid]` is a `ResponseBufferItem` whose `response_queue.append` gets `[payload, status]`.
@@ -14,9 +17,12 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -26,22 +32,40 @@ from typing import Any
 from fastapi import FastAPI
 from litserve import LitServer
 from litserve.connector import check_cuda_with_nvidia_smi
-from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem
+from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem, WorkerSetupStatus
+
+from pagedcore_adapters._litserve_processes import blocked_signals, end_with_parent
 
 _UID = "pagedcore"
 """The one response buffer entry of an API server: all its requests share it."""
+START_POLL_S = 0.05
 
 
 class HookedServer(LitServer):
-    """A LitServer that calls the four `on_...` methods; a subclass fills them in and needs nothing private."""
+    """A LitServer that calls the `on_...` methods; a subclass fills them in and needs nothing private.
+
+    Ctrl-C in a terminal, or a supervisor's signal to all processes, is this process' affair: it stops the others in their order.
+    """
 
     @abstractmethod
     def on_manager(self, manager: SyncManager, num_workers: int, num_api_servers: int) -> None:
         """In the main process, before any other starts: make what they will share."""
 
     @abstractmethod
+    def on_starting(self, dead_workers: dict[int, int | None]) -> None:
+        """In the main process, often, until a worker is ready; raises to give up. Gets id -> exit code of workers that ended."""
+
+    @abstractmethod
+    def on_serving(self) -> None:
+        """In the main process, when a worker is ready and the API servers have been started."""
+
+    @abstractmethod
     def on_worker_death(self, worker_id: int) -> None:
         """In the main process, as soon as a worker process has ended."""
+
+    @abstractmethod
+    def on_api_server_death(self, queue_id: int) -> None:
+        """In the main process, as soon as an API server process has ended; `run` ends after it."""
 
     @abstractmethod
     def on_api_start(self, queue_id: int) -> None:
@@ -55,23 +79,53 @@ class HookedServer(LitServer):
         self._transport.send(envelope(payload, worker_id=0), queue_id)
 
     def _init_manager(self, num_api_servers: int) -> SyncManager:
-        manager: SyncManager = super()._init_manager(num_api_servers)
+        with blocked_signals(signal.SIGINT, signal.SIGTERM):
+            manager: SyncManager = super()._init_manager(num_api_servers)
+        self._manager_pid = manager._process.pid  # type: ignore[attr-defined]  # noqa: SLF001
         self.on_manager(manager, len(self._inference_workers_config_for_api(self.lit_api.api_path)), num_api_servers)
         return manager
 
+    def launch_inference_worker(self, lit_api: Any) -> list[Any]:
+        with blocked_signals(signal.SIGINT):
+            processes: list[Any] = super().launch_inference_worker(lit_api)
+        return processes
+
+    def _start_server(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        with blocked_signals(signal.SIGINT):
+            servers: dict[int, Any] = super()._start_server(*args, **kwargs)
+        self.on_serving()
+        return servers
+
+    def verify_worker_status(self) -> None:
+        """Until a worker is ready. LitServe's own waits for ever when one is killed while it loads."""
+        while WorkerSetupStatus.READY not in self.workers_setup_status.values():
+            dead = {worker_id: process.exitcode for worker_id, process in enumerate(self.inference_workers) if not process.is_alive()}
+            self.on_starting(dead)
+            time.sleep(START_POLL_S)
+
     def _start_worker_monitoring(self, manager: SyncManager, uvicorn_workers: dict[int, Any]) -> None:
-        threading.Thread(target=self._watch_workers, name="pagedcore-watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(uvicorn_workers,), name="pagedcore-watch", daemon=True).start()
         super()._start_worker_monitoring(manager, uvicorn_workers)
 
-    def _watch_workers(self) -> None:
-        sentinels = {process.sentinel: worker_id for worker_id, process in enumerate(self.inference_workers)}
+    def _watch(self, api_servers: dict[int, Any]) -> None:
+        sentinels = {process.sentinel: (self.on_worker_death, worker_id) for worker_id, process in enumerate(self.inference_workers)}
+        # On Windows the API servers are threads.
+        servers = {server.sentinel: (self._end_run, queue_id) for queue_id, server in api_servers.items() if hasattr(server, "sentinel")}
+        sentinels |= servers
         with suppress(EOFError, OSError):  # the manager is gone, and with it everybody who could be told
             while sentinels:
                 for ended in multiprocessing.connection.wait(list(sentinels)):
-                    self.on_worker_death(sentinels.pop(ended))
+                    tell, number = sentinels.pop(ended)
+                    tell(number)
+
+    def _end_run(self, queue_id: int) -> None:
+        self.on_api_server_death(queue_id)
+        self._shutdown_event.set()
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        if multiprocessing.parent_process() is not None:
+            threading.Thread(target=end_with_parent, args=(self._manager_pid,), name="pagedcore-parent", daemon=True).start()
         self.on_api_start(app.response_queue_id)  # type: ignore[attr-defined]
         self.response_buffer[_UID] = ResponseBufferItem(event=asyncio.Event(), response_queue=_ReplyQueue(self.on_reply))
         async with super().lifespan(app):

@@ -29,6 +29,9 @@ def choose_placement(config: EngineConfig, devices: Devices, workers_per_device:
         if devices not in ("auto", 1):
             raise ConfigError(f"devices is {devices!r} and the engines run on the CPU; set workers_per_device for several engines.")
         return Placement("cpu", 1)
+    gpus = num_gpus()
+    if gpus <= int(index or 0):
+        raise ConfigError(f"device is {config.device!r} and {gpus} CUDA devices are visible; use another device, or device='cpu'.")
     if index and devices != "auto":
         raise ConfigError(f"device={config.device!r} names one GPU and devices is {devices!r}; give one of them.")
     if workers_per_device * config.gpu_memory_utilization > 1.0:
@@ -38,4 +41,4 @@ def choose_placement(config: EngineConfig, devices: Devices, workers_per_device:
         )
     if index:
         return Placement("cuda", [int(index)])
-    return Placement("cuda", num_gpus() if devices == "auto" else devices)
+    return Placement("cuda", gpus if devices == "auto" else devices)

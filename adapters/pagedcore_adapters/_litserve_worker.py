@@ -16,8 +16,9 @@ from pagedcore.engine_loop import EngineLoop, Outbox
 from pagedcore.errors import EngineClosedError
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 
-POLL_S = 1.0
-"""An idle worker looks this often whether its server and its engine are still alive."""
+POLL_S = 0.25
+"""An idle worker looks this often whether it should stop, and whether its server and its engine are still alive."""
+SEND_TIMEOUT_S = 5.0
 
 Envelope = tuple[int, InboxMessage]
 """What a control queue carries: the number of the API server, and its message."""
@@ -46,20 +47,35 @@ class WorkerBridge:
         self._loop = loop
         self._control = control
         self._send = send
-        self._outgoing: queue.SimpleQueue[tuple[int, list[RequestUpdate]]] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[int, list[RequestUpdate]] | None] = queue.SimpleQueue()
         self._outboxes: dict[int, Outbox] = {}
+        self._num_added = self._num_ended = 0
+        self._is_stopping = self._has_sent_all = False
         self._sender = threading.Thread(target=self._forward, name="pagedcore-sender", daemon=True)
 
     def serve(self) -> None:
-        """Until the server or the engine is gone; the engine is closed then."""
+        """Until it is told to stop, or the server is gone; the engine is closed then.
+
+        Raises `EngineClosedError`, which says why, when the engine has ended by itself.
+        """
         self._sender.start()
         try:
-            while self._loop.is_alive and self._sender.is_alive() and _is_server_alive():
+            while self._goes_on() and self._sender.is_alive() and _is_server_alive():
+                self._loop.raise_if_closed()
                 self._take()
         except (EOFError, OSError):
             return  # the manager is gone, and the server with it
         finally:
             self._loop.close()
+            self._outgoing.put(None)
+            self._sender.join(SEND_TIMEOUT_S)
+
+    def stop_when_idle(self) -> None:
+        """Let `serve` end once no request is open. For a signal handler: it does nothing else."""
+        self._is_stopping = True
+
+    def _goes_on(self) -> bool:
+        return not self._is_stopping or self._num_ended < self._num_added
 
     def _take(self) -> None:
         try:
@@ -67,6 +83,7 @@ class WorkerBridge:
         except queue.Empty:
             return
         outbox = self._outboxes.setdefault(queue_id, partial(self._post, queue_id))
+        self._num_added += isinstance(message, AddRequest)
         try:
             self._loop.submit(message, outbox)
         except EngineClosedError as error:
@@ -76,11 +93,12 @@ class WorkerBridge:
     def _post(self, queue_id: int, updates: list[RequestUpdate]) -> None:
         """An outbox, on the engine thread."""
         self._outgoing.put((queue_id, updates))
+        self._num_ended += sum(update.finish_reason is not None for update in updates)
 
     def _forward(self) -> None:
         """Send what the engine posts; steps that piled up meanwhile travel together."""
         try:
-            while True:
+            while not self._has_sent_all:
                 for queue_id, updates in self._next_batches().items():
                     self._send(queue_id, updates)
         except (EOFError, OSError):
@@ -88,11 +106,14 @@ class WorkerBridge:
 
     def _next_batches(self) -> dict[int, list[RequestUpdate]]:
         batches: dict[int, list[RequestUpdate]] = {}
-        queue_id, updates = self._outgoing.get()
-        batches[queue_id] = list(updates)
-        while not self._outgoing.empty():
-            queue_id, updates = self._outgoing.get()
+        item = self._outgoing.get()
+        while item is not None:
+            queue_id, updates = item
             batches.setdefault(queue_id, []).extend(updates)
+            if self._outgoing.empty():
+                return batches
+            item = self._outgoing.get()
+        self._has_sent_all = True
         return batches
 
 

@@ -15,9 +15,10 @@ except ImportError as error:
     raise missing_extra("bentoml", "bentoml", error) from error
 
 from pagedcore import AsyncEngine, EngineConfig
-from pagedcore.async_engine import read_warm_up_file
 from pagedcore.openai import ServerSettings, build_app
+from pagedcore.warm_up import as_token_ids, read_warm_up_file
 from pagedcore_adapters._environment import api_keys_from_environment, config_from_environment, warmup_file_from_environment
+from pagedcore_adapters._prometheus_dir import engine_label
 from pagedcore_adapters.shared_engine import shared_engine
 
 FIRST_BYTE_TIMEOUT_S = 3600
@@ -47,14 +48,15 @@ def build_service(
         """Owns the engine of one worker process; /metrics is BentoML's own and holds the engine's series."""
 
         def __init__(self) -> None:
-            self.engine = shared_engine(_as_config(config))
+            self.engine = shared_engine(_of_this_worker(_as_config(config)))
             self.is_warm = False
 
         @bentoml.on_startup
         async def warm_up(self) -> None:
             path = warmup_file or warmup_file_from_environment()
             if path is not None:
-                await asyncio.to_thread(self.engine.warm_up, read_warm_up_file(path))
+                prompts = [as_token_ids(prompt, self.engine.text) for prompt in read_warm_up_file(path)]
+                await asyncio.to_thread(self.engine.warm_up, prompts)
             self.is_warm = True
 
         @bentoml.on_shutdown
@@ -75,6 +77,12 @@ def _as_config(config: EngineConfig | Mapping[str, Any] | None) -> EngineConfig:
     if config is None:
         return config_from_environment()
     return config if isinstance(config, EngineConfig) else EngineConfig.from_mapping(config)
+
+
+def _of_this_worker(config: EngineConfig) -> EngineConfig:
+    """The config with the `engine` label of this worker process; BentoML counts workers from 1, and knows none outside of one."""
+    index = bentoml.server_context.worker_index
+    return config if index is None else config.replace(metrics_instance=engine_label(config, index - 1))
 
 
 def _engine_of_this_worker() -> AsyncEngine:

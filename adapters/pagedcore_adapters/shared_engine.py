@@ -6,6 +6,7 @@ import atexit
 import threading
 
 from pagedcore import AsyncEngine, EngineConfig
+from pagedcore.errors import ConfigError
 from pagedcore.observe.exposition import MetricsServer, start_metrics_server
 
 _engines: dict[EngineConfig, AsyncEngine] = {}
@@ -23,10 +24,14 @@ def shared_engine(config: EngineConfig) -> AsyncEngine:
 
 
 def serve_metrics(port: int) -> None:
-    """Serve this process' Prometheus metrics on 127.0.0.1:port, once, until the process ends. Raises `OSError` for a port in use."""
+    """Serve this process' Prometheus metrics on 127.0.0.1:port, once, until the process ends. Raises `ConfigError` for a port in use."""
     with _lock:
-        if port not in _metrics_servers:
+        if port in _metrics_servers:
+            return
+        try:
             _metrics_servers[port] = start_metrics_server(port)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"metrics_port is {port}, which cannot be used: {error}; choose another port.") from error
 
 
 def close_shared_engines() -> None:

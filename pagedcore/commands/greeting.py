@@ -12,7 +12,7 @@ def greeting(host: str, port: int, model_name: str, *, needs_key: bool) -> str:
     key = 'os.environ["PAGEDCORE_API_KEY"]' if needs_key else '"none"'
     imports = "import os; from openai import OpenAI" if needs_key else "from openai import OpenAI"
     return f"""\
-pagedcore serves {model_name} at {base}/v1 (ready when {base}/ready answers 200). Talk to it:
+pagedcore serves {model_name} at {base}/v1. Talk to it:
 
   curl {base}/v1/chat/completions -H "Content-Type: application/json"{auth} \\
     -d '{{"model": "{model_name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
@@ -23,7 +23,7 @@ pagedcore serves {model_name} at {base}/v1 (ready when {base}/ready answers 200)
       model="{model_name}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
   print(reply.choices[0].message.content)
 
-Metrics: {base}/metrics    Stop: Ctrl-C
+Metrics: {base}/metrics    Readiness: {base}/ready    Stop: Ctrl-C
 """
 
 

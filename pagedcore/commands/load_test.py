@@ -59,7 +59,10 @@ class Result:
 
 
 def run_load(engine: AsyncEngine, load: Load, advance: Callable[[], None]) -> Result:
-    """Send every prompt at once and wait for all; `advance` is called as each one ends. Raises the first failure."""
+    """Send every prompt at once and wait for all; `advance` is called as each one ends. Raises the first failure.
+
+    A failure, or Ctrl-C, closes the engine: the threads that wait for the other requests end with them.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=load.num_output_tokens, ignore_eos=True, detokenize=False)
 
     def run_one(prompt: list[int]) -> RequestOutput:
@@ -70,7 +73,11 @@ def run_load(engine: AsyncEngine, load: Load, advance: Callable[[], None]) -> Re
     prompts = load.prompts(engine.info.vocab_size)
     start = time.perf_counter()
     with ThreadPoolExecutor(max_workers=load.num_prompts) as threads:
-        outputs = list(threads.map(run_one, prompts))
+        try:
+            outputs = list(threads.map(run_one, prompts))
+        except BaseException:
+            engine.close_sync()
+            raise
     return _result(outputs, time.perf_counter() - start)
 
 

@@ -11,6 +11,9 @@ from pagedcore.core.state import SchedulerState
 from pagedcore.core.step_builder import StepBuilder
 from pagedcore.outputs import CacheReport
 
+MAX_BLOCKED = 16
+"""Requests that one plan finds no blocks for before it stops looking: each look walks the prefix, and hundreds may wait alike."""
+
 
 class Admission:
     """Takes requests from the waiting queue into the step, in order.
@@ -31,6 +34,7 @@ class Admission:
         self._num_passed_over = 0
         self._stop_priority = None
         blocked: Request | None = None
+        num_blocked = 0
         while self._num_passed_over < len(waiting):
             request = waiting[self._num_passed_over]
             reason = self._closed(step, blocked)
@@ -41,13 +45,15 @@ class Admission:
             if match is not None and self._has_room(request, match, step):
                 self._count_bypass(blocked)
                 self._enter(request, match, step, now_s)
-            elif request.was_admitted or request.num_bypasses >= self._state.limits.max_bypasses:
+            elif request.was_admitted or request.num_bypasses >= self._state.limits.max_bypasses or num_blocked >= MAX_BLOCKED:
                 self._stop("blocks", request)
                 return
             else:
                 request.waiting_reason = "blocks"
                 self._num_passed_over += 1
-                blocked = blocked or (request if match is not None else None)
+                if match is not None:
+                    blocked = blocked or request
+                    num_blocked += 1
 
     def waiting_reason(self, request: Request) -> WaitingReason:
         """Why this waiting request did not run in the last step."""

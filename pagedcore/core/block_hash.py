@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import sha256
 from typing import NewType
 
@@ -26,7 +27,13 @@ def make_domain(cache_salt: str | None, tenant: str | None, lora_digest: bytes |
 
 def hash_block(parent: BlockHash, domain: Domain, token_ids: Sequence[int]) -> BlockHash:
     """sha256(parent || domain || token ids as int32 little-endian)."""
-    return BlockHash(sha256(parent + domain + struct.pack(f"<{len(token_ids)}i", *token_ids)).digest())
+    return BlockHash(sha256(parent + domain + _packer(len(token_ids))(*token_ids)).digest())
+
+
+@cache
+def _packer(num_tokens: int) -> Callable[..., bytes]:
+    """There are as many as there are block sizes."""
+    return struct.Struct(f"<{num_tokens}i").pack
 
 
 def _encode(text: str | None) -> bytes | None:

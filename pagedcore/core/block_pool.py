@@ -82,6 +82,21 @@ class BlockPool:
         """The resident block with this content, if any."""
         return self._by_hash.get(block_hash)
 
+    def leading(self, block_hashes: Iterable[BlockHash]) -> list[int]:
+        """The resident blocks with these contents, up to the first that is missing; asks for no hash behind it."""
+        find, block_ids = self._by_hash.get, list[int]()
+        for block_hash in block_hashes:
+            block_id = find(block_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def num_owned(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks have an owner."""
+        blocks = self._blocks
+        return sum([blocks[block_id].ref_count > 0 for block_id in block_ids])
+
     def ref_count(self, block_id: int) -> int:
         """Requests that hold the block."""
         return self._blocks[block_id].ref_count

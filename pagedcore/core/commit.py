@@ -53,7 +53,7 @@ def _count_step(state: SchedulerState, step: InFlightStep, now_s: float) -> None
 def _hand_out_tokens(state: SchedulerState, step: InFlightStep, result: StepResult, now_s: float) -> None:
     """Append each sampled token to its request; all that is not plain decoding goes the long way."""
     block_size = state.limits.block_size
-    updates, publish = state.record.updates, state.kv.publish
+    add_update, publish = state.record.updates.append, state.kv.publish
     gaps: list[float] = []
     rows = zip(step.sampling_requests, step.sampled_positions, result.sampled_token_ids, strict=True)
     for request, position, token in rows:
@@ -61,7 +61,7 @@ def _hand_out_tokens(state: SchedulerState, step: InFlightStep, result: StepResu
             request.token_ids.append(token)
             gaps.append(now_s - request.last_token_s)
             request.last_token_s = now_s
-            updates.append(RequestUpdate(request_id=request.request_id, new_token_ids=[token]))
+            add_update(RequestUpdate(request.request_id, [token]))
             if position % block_size == 0:
                 publish(request, position, now_s)
         elif request.state is not RequestState.FINISHED:
@@ -74,7 +74,7 @@ def _hand_out_token(state: SchedulerState, request: Request, token: int, result:
     """One token with everything that can come with it: logprobs, a first token's reports, a full block, the end."""
     request.token_ids.append(token)
     state.record.step.num_generated_tokens += 1
-    update = RequestUpdate(request_id=request.request_id, new_token_ids=[token])
+    update = RequestUpdate(request.request_id, [token])
     if request.add_request.params.logprobs is not None:
         update.new_logprobs = [result.logprobs[request.row]]
     if request.first_token_s is None:

@@ -72,7 +72,7 @@ def end_request(state: SchedulerState, request: Request, outcome: Outcome, now_s
 
 
 def _last_update(request: Request, outcome: Outcome, now_s: float, update: RequestUpdate | None) -> RequestUpdate:
-    last = RequestUpdate(request_id=request.request_id, new_token_ids=[]) if update is None else update
+    last = RequestUpdate(request.request_id, []) if update is None else update
     last.status, last.finish_reason = outcome.status, outcome.finish_reason
     last.stop_reason, last.error = outcome.stop_reason, outcome.error
     last.cache = _final_report(request)

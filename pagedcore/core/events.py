@@ -142,4 +142,4 @@ class StepEvents:
     num_cached_blocks: int = 0
     num_free_blocks: int = 0
     num_live_tokens: int = 0
-    """Computed tokens of running requests, for the utilisation of active blocks."""
+    """Filled slots of active blocks: computed tokens of running requests, those that several share counted once."""

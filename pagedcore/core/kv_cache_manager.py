@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -50,6 +50,16 @@ class KVCacheManager:
         self.pool = BlockPool(limits.num_blocks, record.add)
         self._deferred: list[_DeferredFree] = []
         self._being_computed: Counter[BlockHash] = Counter()
+        self._num_table_entries = 0
+
+    def num_filled_slots(self, num_computed_tokens: int) -> int:
+        """Slots of active blocks that hold a token, each once however many requests share it; their tables hold `num_computed_tokens`.
+
+        Only an unshared block has unfilled slots, so they can be counted table by table. Blocks whose release waits for a
+        step in flight count as filled.
+        """
+        num_unfilled = self._num_table_entries * self._block_size - num_computed_tokens
+        return self.pool.num_active_blocks * self._block_size - num_unfilled
 
     @property
     def has_deferred_frees(self) -> bool:
@@ -64,16 +74,9 @@ class KVCacheManager:
         max_blocks = self._max_shared_blocks(request)
         if max_blocks == 0:
             return _NO_MATCH
-        hashes = self._hashes(request, max_blocks)
-        block_ids: list[int] = []
-        num_live = 0
-        for block_hash in hashes[:max_blocks]:
-            block_id = self.pool.find(block_hash)
-            if block_id is None:
-                return PrefixMatch(tuple(block_ids), num_live, block_hash)
-            block_ids.append(block_id)
-            num_live += self.pool.ref_count(block_id) > 0
-        return PrefixMatch(tuple(block_ids), num_live, None)
+        block_ids = self.pool.leading(self._lazy_hashes(request, max_blocks))
+        missing_hash = request.block_hashes[len(block_ids)] if len(block_ids) < max_blocks else None
+        return PrefixMatch(tuple(block_ids), self.pool.num_owned(block_ids), missing_hash)
 
     def lookup(self, request: Request, match: PrefixMatch) -> LookupReport:
         """What the cache answered to this request, block by block. Changes nothing."""
@@ -103,6 +106,7 @@ class KVCacheManager:
         assert not request.block_ids, f"request {request.request_id!r} holds blocks already"
         self.pool.acquire(match.block_ids)
         request.block_ids = list(match.block_ids)
+        self._num_table_entries += len(match.block_ids)
         request.num_published_blocks = request.num_announced_blocks = request.num_reused_blocks = len(match.block_ids)
         if is_counted:
             self._record.step.reuse_gaps_s += self.pool.note_use(match.block_ids, request.add_request.group_id, now_s)
@@ -125,6 +129,7 @@ class KVCacheManager:
             return []
         new_ids = self.pool.allocate(num_new, now_s)
         request.block_ids += new_ids
+        self._num_table_entries += num_new
         num_blocks = len(request.block_ids)
         if num_blocks > request.num_counted_blocks:
             self._record.count_acquisitions(num_fresh=num_blocks - request.num_counted_blocks)
@@ -133,15 +138,16 @@ class KVCacheManager:
 
     def publish(self, request: Request, num_tokens: int, now_s: float) -> None:
         """Let others find the full blocks among the first `num_tokens` tokens, which are computed or about to be, with ids known."""
-        num_full = num_tokens // self._block_size
-        if not self._limits.enable_prefix_caching or num_full <= request.num_published_blocks:
+        num_full, num_published = num_tokens // self._block_size, request.num_published_blocks
+        if not self._limits.enable_prefix_caching or num_full <= num_published:
             return
         hashes = self._hashes(request, num_full)
         writer = request.add_request.group_id
-        for index in range(request.num_published_blocks, num_full):
+        for index in range(num_published, num_full):
             content = BlockContent(hashes[index], self._parent_key(request, index), tuple(self._block_tokens(request, index)), writer)
             self.pool.publish(request.block_ids[index], content, now_s)
-        self._retract(request, num_full)
+        if request.num_announced_blocks > num_published:
+            self._retract(request, num_full)
         request.num_published_blocks = num_full
 
     def announce(self, request: Request) -> None:
@@ -156,6 +162,7 @@ class KVCacheManager:
         """Take the table away. While a step that uses it is in flight its blocks keep their owner until that step is done."""
         self._retract(request, request.num_announced_blocks)
         block_ids, request.block_ids = request.block_ids, []
+        self._num_table_entries -= len(block_ids)
         request.num_published_blocks = request.num_announced_blocks = request.num_reused_blocks = 0
         if in_flight and block_ids:
             self._deferred.append(_DeferredFree(request.last_step_id, request.request_id, block_ids))
@@ -194,6 +201,7 @@ class KVCacheManager:
             assert refs == owners[block_id], f"block {block_id} has ref_count {refs} and stands in {owners[block_id]} tables"
         for request in running:
             self._check_table(request)
+        assert self._num_table_entries == sum(len(r.block_ids) for r in running), "the number of table entries drifted"
         announced = Counter(h for r in running for h in r.block_hashes[r.num_published_blocks : r.num_announced_blocks])
         assert announced == self._being_computed, "the index of blocks being computed is stale"
 
@@ -217,6 +225,12 @@ class KVCacheManager:
             parent = hashes[-1] if hashes else ROOT_HASH
             hashes.append(hash_block(parent, request.domain, self._block_tokens(request, index)))
         return hashes
+
+    def _lazy_hashes(self, request: Request, num_blocks: int) -> Iterator[BlockHash]:
+        """The same one by one, none before it is asked for."""
+        yield from request.block_hashes[:num_blocks]
+        for index in range(len(request.block_hashes), num_blocks):
+            yield self._hashes(request, index + 1)[index]
 
     def _block_tokens(self, request: Request, index: int) -> list[int]:
         return request.token_ids[index * self._block_size : (index + 1) * self._block_size]

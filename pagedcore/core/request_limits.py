@@ -70,6 +70,6 @@ def _total_tokens(limits: SchedulerLimits, num_prompt_tokens: int, max_tokens: i
         raise PromptTooLongError(
             f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together {num_prompt_tokens + max_tokens}, "
             f"and max_model_len is {limit}; shorten the prompt, lower max_tokens or raise max_model_len.",
-            param="max_tokens",
+            param="prompt" if num_prompt_tokens >= limit else "max_tokens",
         )
     return num_prompt_tokens + max_tokens

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagedcore.core.admission import Admission
 from pagedcore.core.commit import commit_step, fail_step
-from pagedcore.core.ending import ABORTED, Outcome, end_request
+from pagedcore.core.ending import ABORTED, Outcome, end_request, failed
 from pagedcore.core.events import Arrived, Finished, StepEvents, WaitingReason
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.placement import place_running
@@ -52,6 +52,7 @@ class Scheduler:
         self._state = SchedulerState(limits)
         self._admission = Admission(self._state)
         self._num_arrivals = 0
+        self._num_unseen = 0  # requests queued since the last plan
         self._next_step_id = 0
         self._batch_deadline_s: float | None = None
         self._previous_plan: StepPlan | None = None
@@ -89,6 +90,7 @@ class Scheduler:
         self._num_arrivals += 1
         self._state.requests[request.request_id] = queued
         self._state.waiting.add(queued)
+        self._num_unseen += 1
 
     def abort(self, request_id: str, now_s: float) -> None:
         """End a request as aborted, in whatever state it is; unknown ids are ignored."""
@@ -99,11 +101,18 @@ class Scheduler:
         outcome = Outcome(status="completed", finish_reason="stop", stop_reason=stop_reason, num_kept_tokens=num_tokens)
         self._end(request_id, outcome, now_s)
 
+    def end_all(self, now_s: float, error: PagedCoreError | None = None) -> None:
+        """End every request: as aborted, or as failed with `error`."""
+        outcome = ABORTED if error is None else failed(error)
+        for request in list(self._state.requests.values()):
+            end_request(self._state, request, outcome, now_s)
+
     def schedule(self, now_s: float) -> StepPlan | None:
         """Plan the next step on future state; None when nothing can run now."""
         if not self.can_schedule or self._holds_back(now_s):
             return None
         self._batch_deadline_s = None
+        self._num_unseen = 0
         step = StepBuilder(self._next_step_id)
         place_running(self._state, step, now_s)
         self._admission.admit(step, now_s)
@@ -132,7 +141,7 @@ class Scheduler:
         step.num_active_blocks = pool.num_active_blocks
         step.num_cached_blocks = pool.num_cached_blocks
         step.num_free_blocks = pool.num_free_blocks
-        step.num_live_tokens = state.num_live_tokens
+        step.num_live_tokens = state.kv.num_filled_slots(state.num_live_tokens)
         return step
 
     def reset_prefix_cache(self) -> bool:
@@ -172,13 +181,19 @@ class Scheduler:
         is_window_open = deadline_s is not None and now_s < deadline_s
         return is_window_open and 0 < len(state.waiting) < self.limits.max_num_seqs and not len(state.running)
 
+    @property
+    def _num_held_up(self) -> int:
+        """Waiting requests but for those that have just come and find a free row: the next plan may well take them."""
+        num_free_rows = self.limits.max_num_seqs - len(self._state.running)
+        return len(self._state.waiting) - min(self._num_unseen, num_free_rows)
+
     def _admissible(self, request: AddRequest) -> int:
         """The most tokens the request may have. Raises `RequestError`."""
         if request.request_id in self._state.requests:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another one.", param="request_id")
         max_total_tokens = check_size(self.limits, len(request.prompt_token_ids), request.params.max_tokens)
         check_token_ids(request.prompt_token_ids)
-        check_queue(self.limits, len(self._state.waiting))
+        check_queue(self.limits, self._num_held_up)
         return max_total_tokens
 
     def _record_rejection(self, request: AddRequest, error: RequestError, now_s: float) -> None:

@@ -79,6 +79,8 @@ class SchedulerState:
         rows = [r.row for r in running]
         assert sorted(rows + self._free_rows) == list(range(self.limits.max_num_seqs)), "a device row is lost or doubled"
         assert self.num_live_tokens == sum(r.num_computed_tokens for r in running), "num_live_tokens drifted"
+        num_filled, num_slots = self.kv.num_filled_slots(self.num_live_tokens), self.kv.pool.num_active_blocks * self.limits.block_size
+        assert 0 <= num_filled <= num_slots, f"{num_filled} of {num_slots} active slots are filled"
         for request in running:
             assert request.state is RequestState.RUNNING
             assert request.num_computed_tokens < request.num_known_tokens <= request.max_total_tokens, (

@@ -15,7 +15,8 @@ UNNAMED = ""
 """Value of `tenant` and `class` for a request without one. Prometheus reads an empty label as absent."""
 
 ADAPTERS = ("library", "litserve", "bentoml", "langchain")
-STATUSES = ("completed", "aborted", "rejected", "error")
+ENDINGS = (("completed", "stop"), ("completed", "length"), ("aborted", ""), ("rejected", ""), ("error", ""))
+"""(status, finish_reason) of ended requests; only a completed one has a finish_reason to count."""
 SOURCES = ("live", "pool", "host")
 LEVELS = ("page", "prefix", "pool")
 WINDOWS = ("1m", "total")
@@ -66,8 +67,7 @@ def _histogram(name: str, help_text: str, buckets: tuple[float, ...]) -> Family:
 
 
 def _family(name: str, kind: Kind, help_text: str, labels: dict[str, tuple[str, ...]]) -> Family:
-    names = tuple(label.rstrip("_") for label in labels)  # `class_` is the label `class`
-    return Family(PREFIX + name, kind, help_text, names, tuple(product(*labels.values())))
+    return Family(PREFIX + name, kind, help_text, tuple(labels), tuple(product(*labels.values())))
 
 
 _TENANT = (UNNAMED,)
@@ -107,8 +107,12 @@ _REQUESTS = (
     # Not `requests`: that is what prometheus_client calls the family of `requests_total`.
     _gauge("open_requests", "Requests now in the engine; each choice of n counts.", state=REQUEST_STATES),
     _gauge("waiting_requests", "Waiting requests by what they wait for.", reason=WAITING_REASONS),
-    _counter(
-        "requests_total", "Ended requests, one terminal event each.", status=STATUSES, adapter=ADAPTERS, tenant=_TENANT, class_=(UNNAMED,)
+    Family(
+        PREFIX + "requests_total",
+        "counter",
+        "Ended requests, one terminal event each. Completed ones: stop, or length when max_tokens or the context ended a choice.",
+        ("status", "finish_reason", "adapter", "tenant", "class"),
+        tuple((*ending, adapter, UNNAMED, UNNAMED) for ending in ENDINGS for adapter in ADAPTERS),
     ),
     _counter("rejected_requests_total", "Requests refused before they ran.", reason=REJECT_REASONS),
     _counter("preemptions_total", "Requests that gave their blocks back to be computed again."),

@@ -36,21 +36,20 @@ def metrics_text(registry: CollectorRegistry | None = None) -> tuple[bytes, str]
     fault = multiprocess_dir_fault()
     if fault is not None:
         return _fault_text(fault), CONTENT_TYPE
-    if not is_multiprocess():
-        return generate_latest(_WithoutCreated(registry)), CONTENT_TYPE
-    try:
-        return generate_latest(_multiprocess_registry()), CONTENT_TYPE
-    except (OSError, ValueError, RuntimeError, struct.error) as error:  # all that a damaged or half-made file gives
-        return _fault_text(f"{type(error).__name__}: {error}"), CONTENT_TYPE
+    return multiprocess_text() if is_multiprocess() else (generate_latest(_WithoutCreated(registry)), CONTENT_TYPE)
 
 
-def _multiprocess_registry() -> CollectorRegistry:
-    from prometheus_client import CollectorRegistry
+def multiprocess_text(directory: str | None = None) -> tuple[bytes, str]:
+    """The series that processes wrote to a directory (None: PROMETHEUS_MULTIPROC_DIR); a comment where it cannot be read."""
+    from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.multiprocess import MultiProcessCollector
 
     registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return registry
+    try:
+        MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
+        return generate_latest(registry), CONTENT_TYPE
+    except (OSError, ValueError, LookupError, RuntimeError, struct.error) as error:  # all that a damaged or foreign file gives
+        return _fault_text(f"{type(error).__name__}: {error}"), CONTENT_TYPE
 
 
 def _fault_text(fault: str) -> bytes:

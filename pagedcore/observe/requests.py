@@ -26,9 +26,20 @@ class Group:
     num_ended: int = 0
     status: Status = "running"
     """The worst status of the ended choices."""
+    finish_reason: str = ""
+    """Of a completed request: "length" when any choice ended by it, else "stop"."""
     is_admitted: bool = False
     has_first_token: bool = False
     is_counted: bool = False
+
+    def note_end(self, event: Finished) -> None:
+        """One choice has ended."""
+        self.num_ended += 1
+        self.status = max(self.status, event.status, key=_SEVERITY.__getitem__)
+        if self.status != "completed":
+            self.finish_reason = ""
+        elif self.finish_reason != "length":
+            self.finish_reason = event.finish_reason or ""
 
 
 class RequestBook:
@@ -90,8 +101,7 @@ class RequestBook:
         self._lookups.finished(event)
         self._count_output(event)
         group = entry[1]
-        group.num_ended += 1
-        group.status = max(group.status, event.status, key=_SEVERITY.__getitem__)
+        group.note_end(event)
         is_last = group.num_ended >= group.request.num_choices
         if (is_last or event.status == "rejected") and not group.is_counted:
             self._count_group(group, event)
@@ -117,6 +127,7 @@ class RequestBook:
             "pagedcore_requests_total",
             1,
             group.status,
+            group.finish_reason,
             labels.adapter(request.adapter),
             labels.tenant(request.tenant),
             labels.request_class(request.request_class),

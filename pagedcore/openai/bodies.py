@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
+StopString = Annotated[str, Field(max_length=1024)]
+StopStrings = Annotated[list[StopString], Field(max_length=64, fail_fast=True)]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=4096, fail_fast=True)]
+BadWords = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=256, fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 Neutral = Mapping[str, tuple[object, ...]]
@@ -52,7 +56,11 @@ class StreamOptions(Strict):
 
 
 class GenerationBody(Body):
-    """What completions and chat completions have in common. Ranges are checked by `SamplingParams`."""
+    """What completions and chat completions have in common. Ranges are checked by `SamplingParams`.
+
+    Lists that cost work for every token or choice are limited here, so that no request stalls the others. The last four
+    fields are the caller's notes: `user` is logged, and no answer depends on any of them.
+    """
 
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -66,12 +74,12 @@ class GenerationBody(Body):
     min_p: float = 0.0
     seed: int | None = None
     min_tokens: int = 0
-    stop: str | Strings = []
-    stop_token_ids: TokenIds = []
+    stop: StopString | StopStrings = []
+    stop_token_ids: StopTokenIds = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    bad_words: Strings = []
+    bad_words: BadWords = []
     logit_bias: Annotated[dict[str, float], Field(max_length=4096)] = {}
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

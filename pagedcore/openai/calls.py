@@ -10,10 +10,10 @@ from pagedcore.client import EngineClient, ModelInfo, TextFront
 from pagedcore.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from pagedcore.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from pagedcore.openai.chat_messages import render
-from pagedcore.openai.json_text import shortened
 from pagedcore.openai.parsing import parse_body
 from pagedcore.openai.settings import ServerSettings
 from pagedcore.sampling_params import SamplingParams
+from pagedcore.shown import shown
 
 COMPLETION_MAX_TOKENS = 16
 """max_tokens of a completion that names none. A chat completion gets as many as the model allows."""
@@ -46,7 +46,7 @@ def read_completion(raw: bytes, client: EngineClient, settings: ServerSettings) 
     body = parse_body(CompletionBody, raw)
     model = _checked_model(body, client.info)
     params = _sampling_params(body, body.logprobs, body.logprobs if body.echo else None, COMPLETION_MAX_TOKENS)
-    prompts = _completion_prompts(body, client.text, settings.max_choices)
+    prompts = _completion_prompts(body, client.text, settings)
     return Call(endpoint="completion", model=model, prompts=prompts, params=params, body=body, echo=body.echo)
 
 
@@ -56,6 +56,7 @@ def read_chat(raw: bytes, client: EngineClient, settings: ServerSettings) -> Cal
     model = _checked_model(body, client.info)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError(f"top_logprobs={body.top_logprobs} needs logprobs=true.", param="top_logprobs")
+    _check_choices(body.n, "n", settings)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _sampling_params(body, logprobs, None, None)
     text = required_text(client.text, "messages")
@@ -94,7 +95,7 @@ def served_model(name: str | None, info: ModelInfo) -> str:
     if name is None:
         return info.model_names[0]
     if name not in info.model_names:
-        raise ModelNotFoundError(f"The model {shortened(name)} is not served here; served: {', '.join(info.model_names)}.", param="model")
+        raise ModelNotFoundError(f"The model {shown(name)} is not served here; served: {', '.join(info.model_names)}.", param="model")
     return name
 
 
@@ -127,14 +128,19 @@ def _max_tokens(body: GenerationBody, default: int | None) -> int | None:
     return given.pop() if given else default
 
 
-def _completion_prompts(body: CompletionBody, text: TextFront | None, max_choices: int) -> tuple[Prompt, ...]:
+def _check_choices(num_choices: int, param: str, settings: ServerSettings) -> None:
+    if num_choices > settings.max_choices:
+        raise InvalidRequestError(
+            f"{num_choices} choices are asked for and max_choices is {settings.max_choices}; ask for fewer.", param=param
+        )
+
+
+def _completion_prompts(body: CompletionBody, text: TextFront | None, settings: ServerSettings) -> tuple[Prompt, ...]:
     prompt = body.prompt
     several = prompt if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)) else [prompt]
     if not several:
         raise InvalidRequestError("prompt is an empty list; give at least one prompt.", param="prompt")
-    if len(several) * body.n > max_choices:
-        limit = f"the server's max_choices is {max_choices}; send fewer prompts"
-        raise InvalidRequestError(f"prompt and n ask for {len(several) * body.n} choices and {limit}.", param="prompt")
+    _check_choices(len(several) * body.n, "prompt", settings)
     return tuple(_not_empty(_completion_prompt(one, body, text), "prompt") for one in several)
 
 

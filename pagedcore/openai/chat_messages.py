@@ -8,8 +8,8 @@ from typing import Any
 from pagedcore.client import TextFront
 from pagedcore.errors import InvalidRequestError, UnsupportedFeatureError
 from pagedcore.openai.bodies import Neutral, TemplateFields
-from pagedcore.openai.json_text import shortened
 from pagedcore.openai.parsing import check_fields
+from pagedcore.shown import shown
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Role of the client -> role of the template: "developer" is the newer name of "system"."""
@@ -19,8 +19,9 @@ _NOT_OFFERED: Neutral = {
     **dict.fromkeys(("audio", "function_call", "reasoning", "reasoning_content", "refusal", "tool_call_id"), ()),
     **dict.fromkeys(("annotations", "tool_calls"), ([],)),
 }
-_RESERVED = {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "messages", "self", "tokenize", "tools"}
-"""Not to be given in chat_template_kwargs: these have fields of their own, or are no arguments of a template."""
+_FIELDS = {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tools"}
+_RESERVED = _FIELDS | {"conversation", "self", "tokenize"}
+"""Not to be given in chat_template_kwargs: fields of the body, and what is no argument of a template."""
 
 
 def render(body: TemplateFields, messages: Sequence[dict[str, Any]], text: TextFront) -> str:
@@ -49,7 +50,7 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     if role in ("tool", "function"):
         raise UnsupportedFeatureError(f"{where}role={role!r} is not offered by this server: it offers no tools.", param=f"{where}role")
     if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequestError(f"{where}role is {shortened(role)} and must be one of {', '.join(ROLES)}.", param=f"{where}role")
+        raise InvalidRequestError(f"{where}role is {shown(role)} and must be one of {', '.join(ROLES)}.", param=f"{where}role")
     rendered = {"role": ROLES[role], "content": _content(message.get("content"), role, f"{where}content")}
     if (name := message.get("name")) is not None:
         rendered["name"] = _string(name, f"{where}name")
@@ -66,9 +67,9 @@ def _content(content: object, role: str, where: str) -> str:
 
 def _part(part: object, where: str) -> str:
     if not isinstance(part, dict):
-        raise InvalidRequestError(f'{where} is {shortened(part)} and must be a part such as {{"type": "text", "text": ...}}.', param=where)
+        raise InvalidRequestError(f'{where} is {shown(part)} and must be a part such as {{"type": "text", "text": ...}}.', param=where)
     if part.get("type") != "text":
-        kind = shortened(part.get("type"))
+        kind = shown(part.get("type"))
         raise UnsupportedFeatureError(f"{where} has type {kind}; this server offers text parts only.", param=f"{where}.type")
     check_fields(part, known=("type", "text"), not_offered={}, where=f"{where}.")
     return _string(part.get("text"), f"{where}.text")
@@ -76,5 +77,5 @@ def _part(part: object, where: str) -> str:
 
 def _string(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequestError(f"{where} is {shortened(value)} and must be a string.", param=where)
+        raise InvalidRequestError(f"{where} is {shown(value)} and must be a string.", param=where)
     return value

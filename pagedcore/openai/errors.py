@@ -8,16 +8,9 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pagedcore.errors import AuthenticationError, EngineClosedError, InvalidRequestError, PagedCoreError, QueueFullError, RequestError
+from pagedcore.errors import AuthenticationError, EngineClosedError, PagedCoreError, QueueFullError, RequestError
 from pagedcore.openai.json_text import json_reply
 from pagedcore.openai.request_ids import REQUEST_ID_HEADER, request_id_of
-
-
-class RequestTooLargeError(InvalidRequestError):
-    """The body is larger than max_request_bytes."""
-
-    http_status = 413
-    code = "request_too_large"
 
 
 def body_of(error: PagedCoreError) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import reprlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -33,8 +32,3 @@ def loads(raw: bytes) -> Any:
     if b"\\ud" in raw.lower():
         dumps(value)  # half a surrogate pair is not text: UnicodeEncodeError is a ValueError
     return value
-
-
-def shortened(value: object) -> str:
-    """The repr of a value from a client, cut to a length and depth that fit an error message."""
-    return reprlib.repr(value)

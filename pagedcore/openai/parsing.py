@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -10,12 +11,16 @@ from pydantic import ValidationError
 
 from pagedcore.errors import InvalidRequestError, UnsupportedFeatureError
 from pagedcore.openai.bodies import Body, Neutral
-from pagedcore.openai.json_text import loads, shortened
+from pagedcore.openai.json_text import loads
+from pagedcore.shown import shown
 
 B = TypeVar("B", bound=Body)
 
 _LONGEST_NAME = 64
 """Characters of an unknown name that are looked at; our own are shorter."""
+
+_SIZE = re.compile(r"\w+ should have at most (\d+) (\w+).*")
+"""How pydantic says that something is too long."""
 
 
 def parse_body(model: type[B], raw: bytes) -> B:
@@ -36,7 +41,7 @@ def check_fields(data: Mapping[str, Any], *, known: Iterable[str], not_offered: 
         if name in not_offered:
             if value is not None and value not in not_offered[name]:
                 field = f"{where}{name}"
-                raise UnsupportedFeatureError(f"{field}={shortened(value)} is not offered by this server; leave it out.", param=field)
+                raise UnsupportedFeatureError(f"{field}={shown(value)} is not offered by this server; leave it out.", param=field)
         elif name not in known:
             raise _unknown_field(name, known.union(not_offered), where)
 
@@ -54,7 +59,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(data, dict):
-        raise InvalidRequestError(f"The body must be a JSON object, got {shortened(data)}.", code="invalid_json")
+        raise InvalidRequestError(f"The body must be a JSON object, got {shown(data)}.", code="invalid_json")
     return data
 
 
@@ -65,5 +70,5 @@ def _invalid_field(error: ValidationError) -> InvalidRequestError:
     same = [problem for problem in problems if str(problem["loc"][0]) == first]
     if same[0]["type"] == "missing" and len(same[0]["loc"]) == 1:
         return InvalidRequestError(f"{first} is missing; this request needs it.", param=first, code="missing_field")
-    wanted = " or ".join(dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in same))
-    return InvalidRequestError(f"{first} is wrong: it should be {wanted}, got {shortened(same[0]['input'])}.", param=first)
+    wanted = " or ".join(dict.fromkeys(_SIZE.sub(r"at most \1 \2 long", one["msg"].removeprefix("Input should be ")) for one in same))
+    return InvalidRequestError(f"{first} is wrong: it should be {wanted}, got {shown(same[0]['input'])}.", param=first)

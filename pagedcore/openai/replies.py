@@ -46,6 +46,7 @@ class Reply:
 
     def __init__(self, call: Call, request_id: str, text: TextFront | None, role: str) -> None:
         self.call = call
+        self.request_id = request_id
         self.role = role
         self.texts = TokenTexts(text, skip_special_tokens=call.params.skip_special_tokens)
         self._envelope: JsonObject = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": call.model}
@@ -98,9 +99,7 @@ class Reply:
         if new.choice.finished:
             choice["stop_reason"] = new.choice.stop_reason
         if self.call.body.return_token_ids:
-            choice["token_ids"] = new.token_ids
-        if new.is_first and self.call.body.return_token_ids:
-            choice["prompt_token_ids"] = new.output.prompt_token_ids
+            choice |= {"token_ids": new.token_ids, **({"prompt_token_ids": new.output.prompt_token_ids} if new.is_first else {})}
         if new.is_first and self.call.body.prompt_logprobs is not None and new.output.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(new.output.prompt_logprobs, self.texts)
         return choice

@@ -9,7 +9,7 @@ from contextlib import suppress
 from starlette.requests import Request
 
 from pagedcore.errors import InvalidRequestError
-from pagedcore.openai.json_text import shortened
+from pagedcore.shown import shown
 
 REQUEST_ID_HEADER = "X-Request-Id"
 
@@ -19,7 +19,7 @@ _VALID = re.compile(r"[\x20-\x7e]{1,128}")
 def checked_request_id(value: str, *, param: str) -> str:
     """The id as given. Raises `InvalidRequestError` unless it is 1 to 128 printable ASCII characters."""
     if not _VALID.fullmatch(value):
-        raise InvalidRequestError(f"{param} is {shortened(value)} and must be 1 to 128 printable ASCII characters.", param=param)
+        raise InvalidRequestError(f"{param} is {shown(value)} and must be 1 to 128 printable ASCII characters.", param=param)
     return value
 
 

@@ -13,15 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagedcore.client import EngineClient, RequestContext
-from pagedcore.errors import AuthenticationError, EngineError, PagedCoreError
+from pagedcore.errors import AuthenticationError, EngineError, PagedCoreError, RequestTooLargeError
 from pagedcore.openai.calls import Call
-from pagedcore.openai.errors import RequestTooLargeError, body_of
+from pagedcore.openai.errors import body_of
 from pagedcore.openai.http_stream import DONE, EventStream, sse, sse_error, until_disconnect
 from pagedcore.openai.json_text import json_reply
 from pagedcore.openai.replies import REPLIES, Reply
 from pagedcore.openai.request_ids import adopt_request_id
 from pagedcore.openai.settings import ServerSettings
 from pagedcore.openai.streams import IndexedOutput, run_call
+from pagedcore.shown import shown
 
 T = TypeVar("T")
 Reader = Callable[[bytes, EngineClient, ServerSettings], T]
@@ -48,7 +49,7 @@ class OpenAIService:
 
     def tenant(self, request: Request) -> str | None:
         """Whose request it is. Raises `AuthenticationError` without a valid key where one is needed."""
-        keys = self.settings.valid_keys
+        keys = (*self.settings.api_keys, *self.settings.tenants)
         if not keys:
             return None
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -75,7 +76,7 @@ class OpenAIService:
         tenant = self.tenant(request)
         call = await self.read(request, reader)
         request_id = adopt_request_id(request, call.body.request_id)
-        logger.info("request %s: model %r, tenant %r, user %r", request_id, call.model, tenant, call.body.user)
+        logger.info("request %s: model %r, tenant %r, user %s", request_id, call.model, tenant, shown(call.body.user))
         context = RequestContext(priority=call.body.priority, tenant=tenant, cache_salt=call.body.cache_salt, adapter=self.settings.adapter)
         client = self.client
         reply = REPLIES[call.endpoint](call, request_id, client.text, self.settings.response_role)
@@ -115,7 +116,7 @@ async def _events(reply: Reply, first: IndexedOutput, outputs: AsyncGenerator[In
                     yield b"".join(map(sse, chunks))
             reply.check_ended()
         except PagedCoreError as error:
-            logger.warning("a stream ended with an error: %s", error)
+            logger.warning("request %s: its stream ended with an error: %s", reply.request_id, error)
             yield sse_error(body_of(error))
             return
     yield (sse(reply.usage_chunk()) if reply.call.body.stream_options.include_usage else b"") + DONE

@@ -44,8 +44,3 @@ class ServerSettings:
         api_keys: object = self.api_keys
         if not isinstance(api_keys, tuple) or not all(isinstance(key, str) and key for key in (*api_keys, *self.tenants)):
             raise ConfigError("api_keys must be a tuple of non-empty strings, and so must the keys of tenants.")
-
-    @property
-    def valid_keys(self) -> tuple[str, ...]:
-        """Every key that opens the server; none means that it is open."""
-        return (*self.api_keys, *self.tenants)

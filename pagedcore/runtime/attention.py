@@ -89,7 +89,6 @@ class PagedAttention:
                 self._inputs,
                 self._decode_segments,
                 block_size=self._cache.block_size,
-                padding_block=self._cache.padding_block,
                 capacity_slots=self._workspace.shape[0],
                 sliding_window=sliding_window,
                 dtype=query.dtype,
@@ -183,7 +182,7 @@ def _attend_causally(query: Tensor, keys: Tensor, values: Tensor, scale: float) 
 
 def _attend_masked(query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor) -> Tensor:
     """[Q, H, D] over [L, K, D] with `mask` [Q, L]. The heads of a group are successive queries of their kv head: keys are read
-    once a group, and no operand has a stride of 0, with which torch 2.11's fp32 kernel for CUDA gives a wrong last query.
+    once a group, and have no stride of 0, with which, under a mask, torch 2.11's fp32 CUDA kernel gets the last query wrong.
     """
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]

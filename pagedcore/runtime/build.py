@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pagedcore.config import EngineConfig, EnginePlan, MemoryPlan
+from pagedcore.cpu_threads import num_cpu_threads
 from pagedcore.errors import ConfigError
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.decoder import Decoder
@@ -67,6 +68,8 @@ def build_runner(
     Raises `ConfigError` for settings that cannot work here, and what `load_model` raises.
     """
     resolved = _resolve(config, Path(model_dir))
+    if resolved.device.type == "cpu":
+        _set_cpu_threads()
     before = device_memory(resolved.device)
     model = load_model(
         model_dir,
@@ -107,6 +110,14 @@ def resolve_max_num_batched_tokens(config: EngineConfig, device: torch.device) -
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     return max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs)
+
+
+def _set_cpu_threads() -> None:
+    """Compute with as many threads as a container's CPU quota pays for."""
+    num_threads = num_cpu_threads()
+    if num_threads is not None:
+        logger.info("the CPU quota pays for %d threads; torch would take %d", num_threads, torch.get_num_threads())
+        torch.set_num_threads(num_threads)
 
 
 def read_eos_token_ids(model_dir: Path, architecture: ModelArchitecture) -> frozenset[int]:

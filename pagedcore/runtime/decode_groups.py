@@ -23,7 +23,7 @@ class DecodeGroup:
     """[R] int64: which tokens of the pass; None for the first R, in order."""
     num_rows: int
     block_ids: Tensor
-    """[R * L / block_size] int32: blocks to gather, padded with the padding block."""
+    """[R * L / block_size] int32: blocks to gather, each row padded with its first one."""
     mask: Tensor
     """[R, 1, 1, L] in the query's dtype: 0 where the row may look, minus infinity elsewhere."""
 
@@ -46,14 +46,13 @@ def build_decode_groups(
     segments: Sequence[int],
     *,
     block_size: int,
-    padding_block: int,
     capacity_slots: int,
     sliding_window: int | None,
     dtype: torch.dtype,
 ) -> list[DecodeGroup]:
     """Cut the one-token `segments` into groups that fit `capacity_slots` each. Changes nothing."""
     spans = [_span(segment, inputs.seq_lens[segment], block_size, sliding_window) for segment in segments]
-    builder = _GroupBuilder(inputs, block_size, padding_block, sliding_window, dtype)
+    builder = _GroupBuilder(inputs, block_size, sliding_window, dtype)
     return [builder.build(group) for group in cut_into_groups(spans, capacity_slots // block_size)]
 
 
@@ -79,7 +78,6 @@ def cut_into_groups(spans: Sequence[_Span], capacity_blocks: int) -> list[list[_
 class _GroupBuilder:
     inputs: PassInputs
     block_size: int
-    padding_block: int
     sliding_window: int | None
     dtype: torch.dtype
 
@@ -110,6 +108,4 @@ class _GroupBuilder:
 
     def _block_ids(self, segments: Tensor, firsts: Tensor, lasts: Tensor, width: int) -> Tensor:
         columns = firsts + torch.arange(width, device=firsts.device)  # [R, width]
-        is_used = columns < lasts
-        blocks = self.inputs.block_tables[segments, columns.where(is_used, 0)]
-        return blocks.masked_fill_(~is_used, self.padding_block).view(-1)
+        return self.inputs.block_tables[segments, columns.where(columns < lasts, firsts)].view(-1)

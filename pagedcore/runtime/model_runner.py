@@ -20,7 +20,7 @@ from pagedcore.runtime.pending import DeviceStep, FailedStep, PromptLogprobs
 from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampler import Sampler, Samples
 
-WORKSPACE_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
+WORKSPACE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """Gathered keys and values of one attention call, unless one sequence of max_model_len needs more. On a CPU they fit its cache."""
 
 

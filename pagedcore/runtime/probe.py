@@ -14,6 +14,9 @@ from pagedcore.sampling_params import SamplingParams
 UNKNOWN_FREE_BYTES = 4 << 30
 """Taken as free where the system does not say."""
 
+CUDA_SLACK_BYTES = 128 << 20
+"""For what a measured step does not show: rounding and fragmentation of the allocator, kernels that are loaded later."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
@@ -90,7 +93,7 @@ def measure_activations(runner: Runner, plan: StepPlan, weights_bytes: int, befo
     runner.submit(plan).result()
     peak_bytes = torch.cuda.max_memory_reserved(device) - before.reserved_bytes
     outside_bytes = device_memory(device).outside_torch_bytes - before.outside_torch_bytes
-    return max(0, peak_bytes - weights_bytes) + max(0, outside_bytes)
+    return max(0, peak_bytes - weights_bytes) + max(0, outside_bytes) + CUDA_SLACK_BYTES
 
 
 def _host_memory() -> DeviceMemory:

@@ -27,11 +27,12 @@ class TextDelta(NamedTuple):
 class ChoiceText:
     """Owns the partial text of one choice; what is pushed after a stop string was found adds nothing.
 
+    Stop strings are looked for in the text behind the first `min_tokens` tokens.
     Without a tokenizer, or with `detokenize=False`, the text stays empty and tokens are only counted.
     Raises `InvalidRequestError` for stop strings without a tokenizer.
     """
 
-    __slots__ = ("_detokenizer", "_matched", "_num_tokens", "_stops")
+    __slots__ = ("_detokenizer", "_matched", "_min_tokens", "_num_tokens", "_stops")
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
         if params.stop and tokenizer is None:
@@ -42,6 +43,7 @@ class ChoiceText:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
         self._stops = StopStrings(params.stop, include_stop=params.include_stop_str_in_output) if params.stop else None
+        self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._matched: str | None = None
 
@@ -62,7 +64,9 @@ class ChoiceText:
             if self._matched is not None:
                 break
             self._num_tokens += 1
-            certain, self._matched = stops.push(self._detokenizer.push((token_id,)))
+            certain = self._detokenizer.push((token_id,))
+            if self._num_tokens > self._min_tokens:
+                certain, self._matched = stops.push(certain)
             text += certain
         if finished and self._matched is None:
             text += self._end(stops)

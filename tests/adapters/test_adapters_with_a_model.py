@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from prometheus_client.parser import text_string_to_metric_families
 
-import openai
 from pagedcore import AsyncEngine, EngineConfig, SamplingParams
 from pagedcore_adapters.langchain_chat import ChatPagedCore, PagedCoreLLM
 from pagedcore_adapters.shared_engine import close_shared_engines, shared_engine
@@ -132,7 +132,7 @@ def test_a_client_that_leaves_ends_the_generation(served: Served, stream: bool) 
     wait_until(
         lambda: total(served.get("/metrics").text, "pagedcore_requests_total", status="aborted") == before + 1, 20, "the abort in /metrics"
     )
-    wait_until(lambda: total(served.get("/metrics").text, "pagedcore_requests", state="running") == 0, 20, "nothing running")
+    wait_until(lambda: total(served.get("/metrics").text, "pagedcore_open_requests", state="running") == 0, 20, "nothing running")
 
 
 def test_a_full_queue_is_429_with_retry_after(served: Served) -> None:
@@ -142,7 +142,9 @@ def test_a_full_queue_is_429_with_retry_after(served: Served) -> None:
     assert reply.status_code == 429
     assert reply.json()["error"]["code"] == "queue_full"
     assert int(reply.headers["Retry-After"]) >= 1
-    wait_until(lambda: total(served.get("/metrics").text, "pagedcore_requests", state="running") == 0, 20, "the other prompts ended too")
+    wait_until(
+        lambda: total(served.get("/metrics").text, "pagedcore_open_requests", state="running") == 0, 20, "the other prompts ended too"
+    )
 
 
 def test_only_the_worker_loads_torch(served: Served) -> None:
@@ -211,6 +213,9 @@ def test_the_same_traffic_shows_the_same_numbers_through_each_door_and_sigterm_l
     for door, text in scrapes.items():
         assert total(text, "pagedcore_requests_total", adapter=door) == len(questions())
         assert total(text, "pagedcore_requests_total") == len(questions())
+        hits, queries = total(text, "pagedcore_prefix_cache_hit_tokens_total"), total(text, "pagedcore_prefix_cache_queries_tokens_total")
+        shown = [line for line in text.splitlines() if "cache_hit_rate" in line][-1]
+        assert float(shown.split()[-1]) == hits / queries, "what a script that greps the name prints"
 
 
 def _families(text: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import bentoml
 import httpx
 import pytest
 
+import pagedcore
 from pagedcore import ConfigError, EngineConfig
 from pagedcore.openai import ServerSettings
 from pagedcore_adapters import _environment as environment
+from pagedcore_adapters import bentoml_service
 from support.fake_engine import make_fake_engine
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # BentoML's own use of pathspec
-    from pagedcore_adapters import bentoml_service
+from support.repository import ROOT
 
 VARIABLES = (environment.CONFIG, environment.MODEL, environment.API_KEY, environment.WARMUP_FILE)
 
@@ -60,7 +58,7 @@ def test_one_worker_and_a_long_time_to_the_first_byte_unless_the_user_says_other
 async def test_the_service_builds_warms_answers_and_closes_one_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engine, loop = make_fake_engine(tmp_path)
     asked: list[EngineConfig] = []
-    warmed: list[list[str]] = []
+    warmed: list[list[list[int]]] = []
     monkeypatch.setattr(bentoml_service, "shared_engine", lambda config: (asked.append(config), engine)[1])
     monkeypatch.setattr(engine, "warm_up", warmed.append)
     warm_up_file = tmp_path / "warm.txt"
@@ -70,7 +68,7 @@ async def test_the_service_builds_warms_answers_and_closes_one_engine(monkeypatc
     assert asked == [EngineConfig(block_size=32)]
     assert not await instance.__is_ready__()
     await instance.warm_up()
-    assert warmed == [["one", "two"]]
+    assert [loop.text.decode(token_ids) for token_ids in warmed[0]] == ["one", "two"]
     assert await instance.__is_ready__()
     assert await instance.__is_alive__()
     monkeypatch.setattr(bentoml, "get_current_service", lambda: instance)
@@ -87,6 +85,21 @@ async def test_the_service_builds_warms_answers_and_closes_one_engine(monkeypatc
     assert not await instance.__is_alive__()
 
 
+@pytest.mark.parametrize(("index", "labels"), [(None, ["0", "mine"]), (1, ["0", "mine"]), (2, ["1", "mine-1"])])
+def test_each_worker_process_has_its_own_engine_label(monkeypatch: pytest.MonkeyPatch, index: int | None, labels: list[str]) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(bentoml_service, "shared_engine", lambda config: asked.append(config.metrics_instance))
+    monkeypatch.setattr(bentoml.server_context, "worker_index", index, raising=False)
+    for config in ({}, {"metrics_instance": "mine"}):
+        bentoml_service.build_service(config).inner()
+    assert asked == labels
+
+
 def test_nothing_is_built_by_importing_the_module_or_building_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bentoml_service, "shared_engine", lambda config: pytest.fail("an engine was built"))
     assert bentoml_service.build_service().mount_apps
+
+
+def test_the_bentofile_names_the_wheel_of_this_version() -> None:
+    text = (ROOT / "deploy" / "bentofile.yaml").read_text(encoding="utf-8")
+    assert text.count(f"wheels/pagedcore-{pagedcore.__version__}-py3-none-any.whl") == 2

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, RequestU
 from pagedcore_adapters import _litserve_placement as placement
 from pagedcore_adapters import _prometheus_dir as prometheus_dir
 from pagedcore_adapters import litserve_api
+from pagedcore_adapters._litserve_address import check_address
 from pagedcore_adapters._litserve_client import WorkerClient, WorkerPool
 from pagedcore_adapters._litserve_worker import WorkerBridge, WorkerFacts
 from support.fake_engine import ANSWER, FakeLoop, make_byte_tokenizer
@@ -186,12 +190,13 @@ def test_the_engine_is_closed_when_the_server_is_gone(tmp_path: Path) -> None:
     assert loop.is_closed
 
 
-def test_a_worker_whose_engine_has_ended_ends_too(tmp_path: Path) -> None:
+def test_a_worker_whose_engine_has_ended_ends_too_and_says_why(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     loop.close()
     inbox = Inbox()
     inbox.may_end = lambda: False
-    WorkerBridge(loop, inbox, lambda *_: None).serve()  # type: ignore[arg-type]
+    with pytest.raises(EngineClosedError, match="The engine is closed"):
+        WorkerBridge(loop, inbox, lambda *_: None).serve()  # type: ignore[arg-type]
 
 
 def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Path) -> None:
@@ -204,6 +209,30 @@ def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Pat
     bridge._take()
     wait_until(lambda: sent, 5, "the error's update")
     assert [(update.request_id, type(update.error)) for update in sent] == [("a", EngineClosedError)]
+
+
+def test_a_worker_told_to_stop_ends_only_after_its_open_requests_and_sends_all_of_them(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    inbox = Inbox((0, add("a")), (0, AbortRequest("gone")), (1, add("b")))
+    inbox.may_end = lambda: False
+    sent: list[RequestUpdate] = []
+    bridge = WorkerBridge(loop, inbox, lambda _, updates: sent.extend(updates))  # type: ignore[arg-type]
+    bridge._take()
+    bridge.stop_when_idle()
+    bridge.serve()
+    ended = [update.request_id for update in sent if update.finish_reason is not None]
+    assert "a" in ended
+    assert "b" in ended or inbox.messages, "a request that was taken has its end"
+    assert loop.is_closed
+
+
+def test_a_worker_told_to_stop_while_idle_ends_at_once(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    inbox = Inbox((0, add("never taken")))
+    bridge = WorkerBridge(loop, inbox, lambda *_: None)  # type: ignore[arg-type]
+    bridge.stop_when_idle()
+    bridge.serve()
+    assert len(inbox.messages) == 1
 
 
 def test_steps_that_pile_up_travel_together(tmp_path: Path) -> None:
@@ -250,12 +279,16 @@ def test_workers_are_placed_where_the_config_says(
 @pytest.mark.parametrize(
     ("device", "devices", "workers", "message"),
     [
+        ("cuda:2", "auto", 1, "2 CUDA devices are visible"),
         ("cpu", 2, 1, "workers_per_device"),
         ("cuda:1", 2, 1, "devices is 2"),
         ("cuda", 1, 2, "gpu_memory_utilization"),
     ],
 )
-def test_contradicting_placements_are_refused(device: str, devices: placement.Devices, workers: int, message: str) -> None:
+def test_contradicting_placements_are_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, devices: placement.Devices, workers: int, message: str
+) -> None:
+    monkeypatch.setattr(placement, "num_gpus", lambda: 2)
     with pytest.raises(ConfigError, match=message):
         placement.choose_placement(EngineConfig(device=device), devices, workers)
 
@@ -292,6 +325,60 @@ def test_the_metrics_folder_is_made_once_and_inherited(monkeypatch: pytest.Monke
     assert Path(folder).is_dir()
     assert os.environ[prometheus_dir.VARIABLE] == folder
     assert prometheus_dir.ensure_multiprocess_dir() == folder
+
+
+def test_what_ended_processes_of_ours_left_in_a_given_folder_is_removed_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale, foreign, running = (
+        tmp_path / name for name in (f"counter_{ended.pid}.db", f"histogram_{ended.pid}.db", f"counter_{os.getpid()}.db")
+    )
+    for path, content in ((stale, b"x pagedcore_y"), (foreign, b"x other_y"), (running, b"x pagedcore_y"), (tmp_path / "notes.txt", b"")):
+        path.write_bytes(content)
+    monkeypatch.setenv(prometheus_dir.VARIABLE, str(tmp_path))
+    prometheus_dir.ensure_multiprocess_dir()
+    assert sorted(tmp_path.iterdir()) == sorted([foreign, running, tmp_path / "notes.txt"])
+
+
+def test_a_metrics_folder_that_cannot_be_used_is_a_config_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv(prometheus_dir.VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"PROMETHEUS_MULTIPROC_DIR is '.*file', which cannot be used"):
+        prometheus_dir.ensure_multiprocess_dir()
+
+
+def test_a_damaged_metrics_file_costs_the_metrics_and_no_exception(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(prometheus_dir.VARIABLE, str(tmp_path))
+    (tmp_path / "counter_1.db").write_bytes(b"")
+    assert prometheus_dir.multiprocess_metrics()[0].startswith(b"# pagedcore: metrics cannot be read:")
+
+
+@pytest.mark.parametrize(
+    ("name", "worker_id", "label"), [("0", 0, "0"), ("0", 1, "1"), ("replica-7", 0, "replica-7"), ("replica-7", 1, "replica-7-1")]
+)
+def test_the_engine_label_is_the_workers_number_or_the_configured_name(name: str, worker_id: int, label: str) -> None:
+    assert prometheus_dir.engine_label(EngineConfig(metrics_instance=name), worker_id) == label
+
+
+# ---- the address
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"), [("localhost", 8000, "'localhost'"), ("127.0.0.1", 80, "1024 to 65535"), ("127.0.0.1", 70000, "65535")]
+)
+def test_an_address_that_litserve_does_not_take_is_a_config_error(host: str, port: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_address(host, port)
+
+
+def test_a_port_that_another_program_listens_on_is_a_config_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be used"):
+            check_address("127.0.0.1", port)
+    check_address("127.0.0.1", port)
 
 
 def test_a_given_metrics_folder_is_used_and_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

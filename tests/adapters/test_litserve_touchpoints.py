@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import multiprocessing
+import signal
+import sys
+import threading
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +22,9 @@ from litserve.loops.base import LitLoop
 from litserve.server import LitServer
 from litserve.specs.base import LitSpec
 from litserve.transport.process_transport import MPQueueTransport
+from litserve.utils import WorkerSetupStatus
 
-from pagedcore import EngineConfig
+from pagedcore import EngineConfig, EngineError
 from pagedcore.openai import ServerSettings
 from pagedcore_adapters import _litserve_hooks as hooks
 from pagedcore_adapters._litserve_placement import Placement
@@ -44,6 +48,7 @@ def test_the_manager_is_made_by_init_manager_and_its_queues_reach_the_workers() 
     lit_server = make_server(workers=3)
     manager = lit_server._init_manager(2)
     try:
+        assert lit_server._manager_pid in {process.pid for process in multiprocessing.active_children()}
         assert len(lit_server.lit_api.controls) == 3
         lit_server.lit_api.controls[2].put((1, "message"))
         assert lit_server.lit_api.controls[2].get(timeout=5) == (1, "message")
@@ -75,9 +80,54 @@ def test_a_dead_worker_process_is_told_at_once() -> None:
     lit_server.inference_workers = [process]
     told: list[int] = []
     lit_server.on_worker_death = told.append  # type: ignore[method-assign]
-    lit_server._watch_workers()
+    lit_server._watch({})
     process.join()
     assert told == [0]
+
+
+def test_a_dead_api_server_process_ends_the_run() -> None:
+    lit_server = make_server()
+    process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    lit_server.inference_workers = []
+    lit_server._shutdown_event = threading.Event()
+    lit_server._watch({1: process, 2: threading.current_thread()})
+    process.join()
+    assert lit_server._shutdown_event.is_set()
+    assert lit_server._ended_by_itself == ["HTTP process 1"]
+    assert "self._shutdown_event.wait()" in inspect.getsource(LitServer.run)
+
+
+def test_a_worker_that_dies_while_it_loads_is_an_error_that_names_it() -> None:
+    lit_server = make_server()
+    manager = lit_server._init_manager(1)
+    try:
+        process = multiprocessing.get_context("spawn").Process(target=sys.exit, args=(3,))
+        process.start()
+        process.join()
+        lit_server.inference_workers = [process]
+        lit_server.workers_setup_status["completions_0"] = WorkerSetupStatus.STARTING
+        with pytest.raises(EngineError, match="Worker process 0 ended with exit code 3 before it was ready"):
+            lit_server.verify_worker_status()
+        lit_server.workers_setup_status["completions_0"] = WorkerSetupStatus.READY
+        lit_server.verify_worker_status()
+    finally:
+        manager.shutdown()
+    assert "self.verify_worker_status()" in inspect.getsource(LitServer.run)
+
+
+def test_the_processes_of_a_server_are_started_where_ctrl_c_is_blocked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters(LitServer.launch_inference_worker) == ["self", "lit_api"]
+    lit_server, masks = make_server(), []
+    served: list[str] = []
+    lit_server.on_serving = lambda: served.append("serving")  # type: ignore[method-assign]
+    for name in ("launch_inference_worker", "_start_server"):
+        monkeypatch.setattr(LitServer, name, lambda *_: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    lit_server.launch_inference_worker(lit_server.lit_api)
+    lit_server._start_server(1, 1, "warning", [], None)
+    assert [signal.SIGINT in mask for mask in masks] == [True, True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert served == ["serving"]
 
 
 @pytest.mark.asyncio

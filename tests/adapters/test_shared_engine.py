@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagedcore import AsyncEngine, EngineConfig
+from pagedcore import AsyncEngine, ConfigError, EngineConfig
 from pagedcore_adapters import shared_engine as module
 from pagedcore_adapters.langchain_chat import ChatPagedCore, PagedCoreLLM
 from pagedcore_adapters.shared_engine import close_shared_engines, shared_engine
@@ -79,3 +80,12 @@ def test_metrics_are_served_on_a_port_when_asked_and_only_once(built: list[Engin
     assert built == [EngineConfig()]
     assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 200
     module._metrics_servers.pop(port).close()
+
+
+@pytest.mark.parametrize("kind", ["in use", "no port"])
+def test_a_metrics_port_that_cannot_be_used_is_an_error_that_names_it(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] if kind == "in use" else 70_000
+        with pytest.raises(ConfigError, match=f"metrics_port is {port}, which cannot be used"):
+            module.serve_metrics(port)
+    assert port not in module._metrics_servers

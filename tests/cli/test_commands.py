@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from pagedcore import cli
 from pagedcore.config import EngineConfig
-from pagedcore.errors import PoolTooSmallError, StepFailedError
+from pagedcore.errors import ConfigError, PoolTooSmallError, StepFailedError
 from pagedcore.sampling_params import SamplingParams
 from support.scripted_engine import ScriptedEngine
 
@@ -140,13 +141,17 @@ class FakeServer:
     def __init__(self) -> None:
         self.built: tuple[EngineConfig, dict[str, Any]] | None = None
         self.ran: dict[str, Any] = {}
+        self.failure: Exception | None = None
 
     def build(self, config: EngineConfig, **options: Any) -> FakeServer:
         self.built = (config, options)
         return self
 
-    def run(self, **options: Any) -> None:
+    def run(self, *, on_ready: Callable[[], None], **options: Any) -> None:
         self.ran = options
+        if self.failure is not None:
+            raise self.failure
+        on_ready()
 
 
 @pytest.fixture
@@ -179,6 +184,14 @@ def test_serve_names_the_model_that_clients_may_use(
 ) -> None:
     assert run("serve", *arguments) == 0
     assert f"pagedcore serves {name} at http://127.0.0.1:8000/v1" in capsys.readouterr().out
+
+
+def test_serve_says_how_to_talk_to_it_only_once_it_serves(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.failure = ConfigError("port 8000 of 127.0.0.1 cannot be used: Address already in use; choose another port.")
+    assert run("serve") == 2
+    out, err = capsys.readouterr()
+    assert out == "pagedcore loads SmolLM2-135M-Instruct ...\n"
+    assert err == f"pagedcore: {server.failure}\n"
 
 
 def test_two_different_models_are_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pagedcore.core.admission import MAX_BLOCKED
+from pagedcore.core.kv_cache_manager import KVCacheManager, PrefixMatch
+from pagedcore.core.request import Request
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import StepPlan
 from support.core_builders import Driver, make_limits, make_request
@@ -121,6 +124,38 @@ def test_a_request_that_waits_for_blocks_is_bypassed_a_bounded_number_of_times()
     assert driver.scheduler.counts().num_bypasses == 2
     driver.run()
     assert [event.request_id for event in driver.events if type(event).__name__ == "Admitted"][3:] == ["big", "small2", "small3"]
+
+
+def test_a_plan_stops_looking_after_many_requests_that_find_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver.make(num_blocks=8, max_num_seqs=64)
+    driver.add("running", range(13), max_tokens=4)
+    driver.turn()
+    for index in range(40):
+        driver.add(f"big{index}", range(100 * index + 100, 100 * index + 120), max_tokens=4)
+    looks: list[str] = []
+    match_prefix = KVCacheManager.match_prefix
+
+    def note(self: KVCacheManager, request: Request) -> PrefixMatch:
+        looks.append(request.request_id)
+        return match_prefix(self, request)
+
+    monkeypatch.setattr(KVCacheManager, "match_prefix", note)
+    driver.turn()
+    assert looks == [f"big{index}" for index in range(MAX_BLOCKED + 1)]
+    assert driver.steps[-1].waiting_by_reason == {"blocks": 40}
+    assert driver.scheduler.waiting_reason("big39") == "blocks"
+
+
+def test_a_lookup_hashes_no_further_than_the_first_missing_block() -> None:
+    driver = Driver.make(num_blocks=8, max_num_batched_tokens=4)
+    driver.add("writer", range(20), max_tokens=1)
+    driver.add("reader", [*range(20), 7, 7, 7, 7], max_tokens=1)
+    driver.turn()
+    driver.add("waits for its blocks", range(100, 132), max_tokens=1)
+    driver.turn()
+    requests = driver.scheduler._state.requests
+    assert len(requests["reader"].block_hashes) <= 2
+    driver.run()
 
 
 def test_max_num_seqs_bounds_the_rows() -> None:

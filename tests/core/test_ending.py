@@ -268,3 +268,16 @@ def test_step_events_count_tokens_gaps_and_blocks() -> None:
     step = driver.steps[-1]
     assert (step.step_id, step.num_tokens, step.num_prefill_tokens, step.inter_token_gaps_s) == (1, 2, 0, [1.0, 1.0])
     assert (step.num_active_blocks, step.num_cached_blocks, step.num_free_blocks, step.num_live_tokens) == (3, 0, 13, 8)
+
+
+def test_a_slot_that_several_requests_share_is_live_once() -> None:
+    driver = Driver.make()
+    stem = list(range(8))
+    for name, own in (("a", 20), ("b", 21), ("c", 22)):
+        driver.add(name, [*stem, own], max_tokens=4)
+        driver.turn()
+    step = driver.steps[-1]
+    # blocks of 4: two of the stem, each in three tables, and one each of their own with 3, 2 and 1 tokens
+    assert (step.num_running, step.num_active_blocks, step.num_live_tokens) == (3, 2 + 3, 8 + 3 + 2 + 1)
+    driver.run()
+    assert driver.steps[-1].num_live_tokens == 0

@@ -32,7 +32,14 @@ def test_prompt_and_max_tokens_are_judged_together_against_max_model_len() -> No
     error, finished = refuse(scheduler, make_request("r", [1] * 7, max_tokens=4))
     assert type(error) is PromptTooLongError
     assert finished.reject_reason == "too_long"
+    assert error.param == "max_tokens"
     assert "7 tokens and max_tokens is 4, together 11, and max_model_len is 10" in str(error)
+
+
+def test_a_prompt_that_fills_max_model_len_alone_is_what_is_wrong() -> None:
+    with pytest.raises(PromptTooLongError) as caught:
+        Scheduler(make_limits(max_model_len=10)).check(10, 1)
+    assert caught.value.param == "prompt"
 
 
 def test_unset_max_tokens_is_what_max_model_len_leaves() -> None:
@@ -75,14 +82,35 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
 
 
 def test_the_queue_takes_max_waiting_requests() -> None:
-    scheduler = Scheduler(make_limits(max_waiting_requests=2))
+    scheduler = Scheduler(make_limits(max_waiting_requests=2, max_num_seqs=1))
+    scheduler.add(make_request("running", [1]), 0.0)
+    scheduler.schedule(0.0)
     for name in ("a", "b"):
         scheduler.add(make_request(name, [1]), 0.0)
     error, finished = refuse(scheduler, make_request("c", [1]))
     assert isinstance(error, QueueFullError)
     assert finished.reject_reason == "queue_full"
+    scheduler.abort("running", 1.0)
     scheduler.schedule(1.0)
     scheduler.add(make_request("c", [1]), 1.0)
+
+
+def test_a_burst_into_free_rows_does_not_fill_the_queue() -> None:
+    scheduler = Scheduler(make_limits(max_waiting_requests=1, max_num_seqs=3))
+    for index in range(3 + 1):
+        scheduler.add(make_request(f"r{index}", [1]), 0.0)
+    error, _ = refuse(scheduler, make_request("r4", [1]))
+    assert isinstance(error, QueueFullError)
+
+
+def test_requests_that_a_plan_left_waiting_fill_the_queue_even_with_free_rows() -> None:
+    scheduler = Scheduler(make_limits(max_waiting_requests=1, max_num_seqs=3, num_blocks=4))
+    scheduler.add(make_request("big", range(12)), 0.0)
+    scheduler.add(make_request("held up", range(100, 112)), 0.0)
+    scheduler.schedule(0.0)
+    assert (scheduler.counts().num_running, scheduler.counts().num_waiting) == (1, 1)
+    error, _ = refuse(scheduler, make_request("new", [1]))
+    assert isinstance(error, QueueFullError)
 
 
 def test_check_raises_the_same_errors_and_changes_nothing() -> None:

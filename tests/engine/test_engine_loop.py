@@ -75,16 +75,16 @@ def test_an_engine_built_without_a_loop_serves_several_loops_and_threads_at_once
 
 
 def test_leaving_a_stream_early_aborts_it_and_frees_its_blocks() -> None:
-    built = make_engine()
+    built = make_engine(max_model_len=20_100, num_blocks=2600)
 
     async def main() -> None:
-        stream = built.engine.generate(PROMPT, params(200))
+        stream = built.engine.generate(PROMPT, params(20_000))
         async for _ in stream:
             break
         await stream.aclose()  # type: ignore[attr-defined]
-        built.engine.check()
 
     asyncio.run(main())
+    built.settle()
     stats = built.engine.stats()
     assert stats.num_finished["aborted"] == 1
     assert stats.num_active_blocks == 0
@@ -175,10 +175,10 @@ def test_a_device_that_keeps_failing_stops_the_engine_and_says_so() -> None:
 
 
 def test_closing_ends_what_runs_as_aborted_and_refuses_the_rest() -> None:
-    built = make_engine(gate_open=False)
+    built = make_engine(gate_open=False, max_model_len=20_100, num_blocks=2600)
 
     async def main() -> list[RequestOutput]:
-        task = asyncio.create_task(collect(built, PROMPT, count=200))
+        task = asyncio.create_task(collect(built, PROMPT, count=20_000))
         await asyncio.to_thread(built.runner.waiting.wait, 30.0)
         closing = asyncio.create_task(built.engine.close())
         built.runner.gate.set()

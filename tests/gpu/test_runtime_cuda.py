@@ -110,6 +110,7 @@ def engine_config(**changes: object) -> EngineConfig:
     return EngineConfig.from_mapping({"load_format": "dummy", "device": "cuda", "max_num_seqs": 64, **changes})
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_submit_does_not_wait_for_the_device(model_dir: Path) -> None:
     """No synchronising call is made while steps are submitted."""
     runner, _ = build_runner(engine_config(num_kv_blocks=600), model_dir)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pagedcore.core.events import Admitted, Arrived, FirstToken
@@ -18,7 +20,14 @@ def choices(num: int, name: str = "g") -> list[AddRequest]:
 
 
 def ended(engine: Engine, status: str) -> float:
-    return engine.value("pagedcore_requests_total", status=status, adapter="litserve", tenant="", **{"class": ""})
+    """Requests that ended so; completed ones by a stop."""
+    reason = "stop" if status == "completed" else ""
+    return ended_by(engine, status, reason)
+
+
+def ended_by(engine: Engine, status: str, finish_reason: str) -> float:
+    labels = {"status": status, "finish_reason": finish_reason, "adapter": "litserve", "tenant": "", "class": ""}
+    return engine.value("pagedcore_requests_total", **labels)
 
 
 def test_two_choices_are_one_request_one_lookup_and_one_first_token() -> None:
@@ -57,6 +66,27 @@ def test_a_group_has_the_worst_status_of_its_choices(statuses: list[str], worst:
     for request, status in zip(both, statuses, strict=True):
         engine.step(make_finished(request, 1001.0, status))
     assert {s: n for s, n in engine.recorder.stats().num_finished.items() if n} == {worst: 1}
+
+
+@pytest.mark.parametrize(
+    ("endings", "status", "reason"),
+    [
+        ([("completed", "stop"), ("completed", "stop")], "completed", "stop"),
+        ([("completed", "length"), ("completed", "stop")], "completed", "length"),
+        ([("completed", "stop"), ("completed", "length")], "completed", "length"),
+        ([("completed", "length"), ("aborted", "abort")], "aborted", ""),
+    ],
+)
+def test_a_completed_request_is_counted_by_stop_or_length_and_length_wins(endings: list[tuple[str, str]], status: str, reason: str) -> None:
+    engine = Engine()
+    both = choices(2)
+    for request in both:
+        engine.step(Arrived(request, 1000.0))
+    for request, (one_status, one_reason) in zip(both, endings, strict=True):
+        engine.step(replace(make_finished(request, 1001.0, one_status), finish_reason=one_reason))
+    assert ended_by(engine, status, reason) == 1
+    counted = {key: value for key, value in engine.samples().items() if key.startswith("pagedcore_requests_total") and value}
+    assert len(counted) == 1
 
 
 def test_a_rejected_choice_rejects_its_group_at_once_and_once() -> None:

@@ -107,5 +107,12 @@ def test_a_million_wrong_items_cost_one_error() -> None:
     assert response.json()["error"]["param"] == "prompt"
 
 
+@pytest.mark.parametrize("bias", [{"x" * 1_000_000: 1}, {f"x{i}": 1 for i in range(4000)}, {str(i): 1000 for i in range(4000)}])
+def test_a_huge_logit_bias_that_is_wrong_gives_a_short_error(bias: dict[str, float]) -> None:
+    response = asyncio.run(send("/v1/completions", json.dumps({"prompt": "a", "logit_bias": bias}).encode()))
+    check(response)
+    assert response.status_code == 400
+
+
 def test_a_huge_field_name_is_cut_in_the_refusal() -> None:
     check(asyncio.run(send("/v1/completions", json.dumps({"prompt": "a", "x" * 1_000_000: 1}).encode())))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import openai
 import pytest
 
-import openai
 from pagedcore.errors import EngineClosedError, PromptTooLongError, QueueFullError, StepFailedError
 from pagedcore.openai import ServerSettings, build_app
 from support.fake_client import FakeClient, Gate, Script

@@ -13,10 +13,13 @@ import pytest
 from fastapi import FastAPI
 
 from pagedcore.client import EngineClient
-from pagedcore.errors import ConfigError, EngineClosedError
+from pagedcore.errors import ConfigError, EngineClosedError, EngineError
 from pagedcore.openai import ServerSettings, add_error_handlers, build_app, build_router
 from support.fake_client import FakeClient, Gate, Script
 from support.live_server import live_server
+
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
+"""Arguments of a template that a client must not give behind the back of the fields that are checked."""
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -70,7 +73,13 @@ async def test_unknown_routes_methods_and_models_have_openai_errors(method: str,
         ({**HI, "n": 0}, "n", "between 1 and 128"),
         ({**HI, "stop": [1]}, "stop", "string"),
         ({**HI, "stop": {}}, "stop", "string or a valid list"),
+        ({**HI, "stop": ["x"] * 65}, "stop", "at most 64 items long"),
+        ({**HI, "stop": "x" * 1025}, "stop", "at most 1024 characters long"),
+        ({**HI, "bad_words": ["x"] * 257}, "bad_words", "at most 256 items long"),
+        ({**HI, "stop_token_ids": [1] * 4097}, "stop_token_ids", "at most 4096 items long"),
         ({**HI, "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({**HI, "logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias", "at most 4096 items long"),
+        ({**HI, "logit_bias": {"7": 1, "8": 101}}, "logit_bias", "token 8 is 101"),
         ({**HI, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
         ({**HI, "logprobs": True, "top_logprobs": 65}, "logprobs", "between 0 and 64"),
         ({**HI, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
@@ -84,14 +93,15 @@ async def test_unknown_routes_methods_and_models_have_openai_errors(method: str,
         ({"messages": [{"role": "user"}]}, "messages[0].content", "string"),
         ({"messages": [{"role": "user", "contents": "hi"}]}, "messages[0].contents", "'content'"),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "template refused"),
-        ({**HI, "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
+        ({**HI, "n": 33}, "n", "max_choices is 32; ask for fewer"),
+        *[({**HI, "chat_template_kwargs": {name: None}}, "chat_template_kwargs", name) for name in RESERVED],
         ({**HI, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "excludes"),
         ({**HI, "request_id": "ü"}, "request_id", "printable"),
     ],
 )
 async def test_a_wrong_chat_body_is_a_400_that_names_the_field(body: dict[str, Any], param: str, words: str) -> None:
     fake = FakeClient()
-    response = await ask(build_app(fake), "POST", "/v1/chat/completions", json=body)
+    response = await ask(build_app(fake, ServerSettings(max_choices=32)), "POST", "/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert error_of(response)["param"] == param
     assert words in error_of(response)["message"]
@@ -108,7 +118,7 @@ async def test_a_wrong_chat_body_is_a_400_that_names_the_field(body: dict[str, A
         ({"prompt": [-1]}, "prompt", "greater than or equal to 0"),
         ({"prompt": [1, "a"]}, "prompt", "valid"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"prompt": ["a"] * 20, "n": 2}, "prompt", "max_choices is 32"),
+        ({"prompt": ["a"] * 20, "n": 2}, "prompt", "max_choices is 32; ask for fewer"),
         ({"prompt": "", "add_special_tokens": False}, "prompt", "no token"),
     ],
 )
@@ -335,6 +345,18 @@ async def test_an_error_in_mid_stream_is_an_error_event_and_no_done() -> None:
     events = response.text.split("\n\n")
     assert [event.split("\n")[0].split(":")[0] for event in events] == ["data", "event", ""]
     assert events[1].startswith('event: error\ndata: {"error":{"message":"The engine is closing."')
+
+
+@pytest.mark.asyncio
+async def test_a_failure_in_mid_stream_is_in_the_log_under_the_requests_id(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script(pieces=("a", "b"), error=EngineError("The step failed."), error_step=1)
+    body = {"prompt": "a", "stream": True, "user": "u" * 10_000}
+    with caplog.at_level("INFO"):
+        await ask(build_app(FakeClient(script)), "POST", "/v1/completions", json=body, headers={"X-Request-Id": "mine"})
+    first, last = (record.getMessage() for record in caplog.records if record.name == "pagedcore.openai")
+    assert first.startswith("request mine: model 'fake-model'")
+    assert len(first) < 300
+    assert last == "request mine: its stream ended with an error: The step failed."
 
 
 @pytest.mark.asyncio

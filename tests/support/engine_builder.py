@@ -67,6 +67,12 @@ class Built:
     runner: GatedRunner
     loop: EngineLoop
 
+    def settle(self) -> None:
+        """Until the engine has nothing to do and has told everybody; raises where its books disagree then."""
+        while self.loop.call(lambda: self.loop._scheduler.has_work).result(30.0):
+            pass
+        self.engine.check()
+
 
 def make_loop(**options: Any) -> tuple[EngineLoop, GatedRunner]:
     """An engine loop that is made and not started, its gate open."""

@@ -56,6 +56,28 @@ def test_a_stop_string_can_be_kept_in_the_text() -> None:
     assert delta == TextDelta("hello m", "lo m", 2)
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "matched"),
+    [
+        (0, "a", "b"),
+        (1, "a", "b"),  # the second token holds the stop string, and one token comes before it
+        (2, "aba", "b"),
+        (3, "aba", "b"),
+        (4, "ababa", None),
+    ],
+)
+def test_stop_strings_are_looked_for_behind_the_first_min_tokens(min_tokens: int, text: str, matched: str | None) -> None:
+    ids = [encode(char)[0] for char in "ababa"]
+    deltas = run([[token_id] for token_id in ids], stop=["b"], min_tokens=min_tokens)
+    assert "".join(delta.new_text for delta in deltas) == text
+    assert deltas[-1].matched_stop == matched
+
+
+def test_a_stop_string_that_begins_in_the_first_min_tokens_does_not_end_the_text() -> None:
+    ids = [encode(char)[0] for char in "xyz"]
+    assert "".join(delta.new_text for delta in run([[token_id] for token_id in ids], stop=["xy"], min_tokens=1)) == "xyz"
+
+
 def test_what_comes_after_a_stop_string_adds_nothing() -> None:
     choice = ChoiceText(TOKENIZER, SamplingParams(stop=["world"]))
     assert choice.push(encode("hello world"), False) == TextDelta("hello ", "world", 2)

@@ -1,0 +1,63 @@
+"""Signals of a server's main process, and the end of the processes that it started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+
+PARENT_POLL_S = 1.0
+
+
+@contextmanager
+def handler_of_signals(handle: Callable[[int, object], None]) -> Iterator[None]:
+    """SIGTERM is what SIGINT is: LitServe leaves its processes behind otherwise. In a thread that gets no signals: nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def blocked_signals(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes started inside never see these signals; this one gets them afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it inside would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_parent(manager_pid: int) -> None:
+    """Wait for the end of this process' parent, then end this process and the manager: a killed main process takes all along."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "started in a child process only"
+    while os.getppid() == parent.pid:  # its sentinel is no help: other children hold it open
+        time.sleep(PARENT_POLL_S)
+    os.kill(manager_pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_processes(processes: Set[BaseProcess], patience_s: float) -> None:
+    """End all of them: asked first, killed where that does not help within `patience_s` each."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(patience_s)
+        if process.is_alive():
+            process.kill()

@@ -1,0 +1,41 @@
+"""`pagedcore bench`: how a run ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pagedcore.commands.load_test import Load, run_load
+from pagedcore.errors import StepFailedError
+from pagedcore.outputs import RequestOutput
+from support.scripted_engine import ScriptedEngine
+
+
+class HalfStuckEngine(ScriptedEngine):
+    """The first request fails; the others last until the engine is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = threading.Event()
+        self.first_token = 0
+
+    def generate_sync(self, prompt: Any, *args: Any, **kwargs: Any) -> Iterator[RequestOutput]:
+        if prompt[0] == self.first_token:
+            raise StepFailedError("step 1 failed")
+        assert self.closed.wait(20), "nobody closed the engine"
+        yield from super().generate_sync(prompt, *args, **kwargs)
+
+    def close_sync(self) -> None:
+        self.closed.set()
+
+
+def test_a_run_that_fails_or_is_stopped_does_not_wait_for_the_other_requests() -> None:
+    load = Load(num_prompts=4, num_prompt_tokens=8, num_shared_tokens=0, num_output_tokens=2)
+    engine = HalfStuckEngine()
+    engine.first_token = load.prompts(256)[0][0]
+    with pytest.raises(StepFailedError):
+        run_load(engine, load, lambda: None)  # type: ignore[arg-type]
+    assert engine.closed.is_set()
