@@ -72,10 +72,10 @@ serve: $(VENV)/.serve-installed
 	@env -u OMP_NUM_THREADS $(BIN)/pagedcore serve --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev-installed lint-all test-other-pythons
-	$(PYTEST) tests -m "not gpu" -n $(JOBS) --dist loadgroup $(ARGS)
+	$(PYTEST) tests -m "not gpu" -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev-installed lint-all
-	$(PYTEST) tests -m "$(QUICK)" -n $(JOBS) --dist loadgroup -q $(ARGS)
+	$(PYTEST) tests -m "$(QUICK)" -n $(JOBS) --dist loadfile -q $(ARGS)
 
 .PHONY: lint-all
 lint-all: lint format-check types

@@ -11,7 +11,7 @@ from pagedcore_adapters.langchain_chat import ChatPagedCore
 def main() -> None:
     chat = ChatPagedCore(max_tokens=16, temperature=0)
     chain = ChatPromptTemplate.from_messages([("user", "What is the capital of {country}?")]) | chat | StrOutputParser()
-    for answer in chain.batch([{"country": country} for country in ("France", "Italy", "Spain")]):
+    for answer in chain.batch([{"country": country} for country in ("France", "Japan", "Egypt")]):
         print(answer)
     print(f"prefix hit rate: {chat.stats().hit_rate('prefix'):.2f}")
 

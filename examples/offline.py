@@ -10,7 +10,7 @@ INSTRUCTION = "You are a patient geography teacher. Answer in one short sentence
 def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=24)
     with LLM() as llm:
-        for countries in (["France", "Italy"], ["Spain", "Japan"]):
+        for countries in (["France", "Germany"], ["Japan", "Egypt"]):
             conversations = [[{"role": "user", "content": f"{INSTRUCTION}What is the capital of {country}?"}] for country in countries]
             for country, output in zip(countries, llm.chat(conversations, params), strict=True):
                 print(f"{country}: {output.outputs[0].text} [{output.num_cached_tokens} cached tokens]")

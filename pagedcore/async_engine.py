@@ -10,7 +10,8 @@ from typing import Any
 
 from pagedcore.client import ModelInfo, RequestContext
 from pagedcore.config import EngineConfig, EnginePlan
-from pagedcore.engine_loop import EngineLoop, build_engine
+from pagedcore.engine_build import build_engine
+from pagedcore.engine_loop import EngineLoop
 from pagedcore.errors import ConfigError, EngineError, InvalidRequestError
 from pagedcore.front import Front, Prompt
 from pagedcore.observe.stats import StatsSnapshot

@@ -160,7 +160,7 @@ def bench(
     from rich.table import Table
 
     from pagedcore.async_engine import AsyncEngine
-    from pagedcore.commands.load_test import Load, run_load
+    from pagedcore.commands.throughput import Load, run_load
 
     load = Load(
         num_prompts=num_prompts,

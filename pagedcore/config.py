@@ -37,7 +37,7 @@ class EngineConfig:
     served_model_name: str | tuple[str, ...] | None = None
     """Name or names that clients may use; None is the model's name."""
     dtype: str = "auto"
-    """Arithmetic of weights and activations: auto, float16 (half), bfloat16, float32 (float)."""
+    """Arithmetic of weights and activations: float16 (half), bfloat16, float32 (float); auto is the checkpoint's, and float32 on a CPU."""
     quantization: str | None = None
     """None detects it from the checkpoint; a name must agree with the checkpoint."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"

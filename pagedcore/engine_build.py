@@ -9,8 +9,16 @@ from pagedcore.client import ModelInfo
 from pagedcore.config import EngineConfig, EnginePlan
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.scheduler import Scheduler
-from pagedcore.engine_loop import EngineParts
+from pagedcore.engine_loop import EngineLoop, EngineParts
 from pagedcore.observe.recorder import Recorder, RecorderInfo
+
+
+def build_engine(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineLoop:
+    """Find the model, load it, size the pool, and make an engine that is ready to start.
+
+    Raises `ModelSourceError` or `CheckpointError` for the model, `ConfigError` for settings that cannot work here.
+    """
+    return EngineLoop(build_parts(config, progress=progress))
 
 
 def build_parts(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineParts:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from pagedcore.client import ModelInfo
-from pagedcore.config import EngineConfig, EnginePlan
+from pagedcore.config import EnginePlan
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, Runner, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
@@ -407,16 +407,6 @@ class EngineLoop:
                 _fulfil(answer, partial(_raise, error))
             elif isinstance(subject, AddRequest):
                 answer([RequestUpdate(subject.request_id, [], finish_reason="error", status="error", error=error)])
-
-
-def build_engine(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineLoop:
-    """Find the model, load it, size the pool, and make an engine that is ready to start.
-
-    Raises `ModelSourceError` or `CheckpointError` for the model, `ConfigError` for settings that cannot work here.
-    """
-    from pagedcore.engine_build import build_parts
-
-    return EngineLoop(build_parts(config, progress=progress))
 
 
 def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:

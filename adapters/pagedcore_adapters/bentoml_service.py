@@ -38,6 +38,7 @@ def build_service(
 
     Without `config` the environment is read (`PAGEDCORE_CONFIG`, `PAGEDCORE_MODEL`, `PAGEDCORE_API_KEY`,
     `PAGEDCORE_WARMUP_FILE`) when the worker starts. `options` go to `bentoml.service`. No model is loaded in the parent.
+    Each server on a machine needs its own BENTOML_HOME: BentoML empties the metrics folder in it when it starts.
     """
     served = settings or ServerSettings(api_keys=api_keys_from_environment())
     app = build_app(_engine_of_this_worker, replace(served, adapter="bentoml", allow_operator_routes=False))

@@ -138,7 +138,7 @@ class PagedServer(HookedServer):
                     self._manager.shutdown()
                 end_processes(set(multiprocessing.active_children()) - others, STOP_TIMEOUT_S if self._num_signals < 2 else 0.0)
         if self._ended_by_itself and not self._num_signals:
-            raise EngineError(f"{self._ended_by_itself[0]} has ended by itself, so the server stopped; see the log above.")
+            raise EngineError(f"{self._ended_by_itself[0]} So the server stopped; see the log above.")
 
     def _stop(self, *_: object) -> None:
         """A signal came. Forked children just end."""
@@ -167,10 +167,12 @@ class PagedServer(HookedServer):
             self._on_ready()
 
     def on_api_server_death(self, queue_id: int) -> None:
-        self._ended_by_itself.append(f"HTTP process {queue_id}")
+        self._ended_by_itself.append(f"HTTP process {queue_id} has ended by itself.")
 
     def on_worker_death(self, worker_id: int) -> None:
-        self._ended_by_itself.append(f"Worker process {worker_id}")
+        failure = self.lit_api.failures.get(worker_id)
+        reason = "has ended by itself." if failure is None else f"could not start: {failure}"
+        self._ended_by_itself.append(f"Worker process {worker_id} {reason}")
         for queue_id in self._queue_ids:
             self.send_to_api_server(queue_id, WorkerLost(worker_id))
 

@@ -38,6 +38,16 @@ def check_token_ids(token_ids: Sequence[int]) -> None:
         )
 
 
+def check_priority(limits: SchedulerLimits, priority: int) -> None:
+    """Raises `InvalidRequestError` for a priority that the policy would ignore."""
+    if priority != 0 and limits.scheduling_policy == "fcfs":
+        raise InvalidRequestError(
+            f"priority is {priority} and scheduling_policy is 'fcfs', which serves in order of arrival; "
+            "leave priority at 0, or start the engine with scheduling_policy='priority'.",
+            param="priority",
+        )
+
+
 def check_queue(limits: SchedulerLimits, num_waiting: int) -> None:
     """Raises `QueueFullError` when one more may not wait."""
     if limits.max_waiting_requests is not None and num_waiting >= limits.max_waiting_requests:

@@ -11,7 +11,7 @@ from pagedcore.core.events import Arrived, Finished, StepEvents, WaitingReason
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.placement import place_running
 from pagedcore.core.request import Request, RequestState
-from pagedcore.core.request_limits import check_queue, check_size, check_token_ids, reject_reason
+from pagedcore.core.request_limits import check_priority, check_queue, check_size, check_token_ids, reject_reason
 from pagedcore.core.state import InFlightStep, SchedulerState
 from pagedcore.core.step import StepPlan, StepResult
 from pagedcore.core.step_builder import StepBuilder
@@ -193,6 +193,7 @@ class Scheduler:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another one.", param="request_id")
         max_total_tokens = check_size(self.limits, len(request.prompt_token_ids), request.params.max_tokens)
         check_token_ids(request.prompt_token_ids)
+        check_priority(self.limits, request.priority)
         check_queue(self.limits, self._num_held_up)
         return max_total_tokens
 

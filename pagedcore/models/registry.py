@@ -14,7 +14,6 @@ from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.checkpoint import Progress, load_dummy_weights, load_weights
 from pagedcore.models.decoder import Decoder
 from pagedcore.quant import refuse_quantized
-from pagedcore.quant.cpu import cpu_has_bf16_units
 
 _TORCH_DTYPES = {
     "float16": torch.float16,
@@ -37,17 +36,14 @@ def read_architecture(model_dir: str | Path) -> ModelArchitecture:
 def resolve_dtype(name: str, architecture: ModelArchitecture, device: torch.device) -> torch.dtype:
     """The dtype of weights and activations for a `dtype` setting. Raises `ConfigError` for an unknown name.
 
-    "auto" is the checkpoint's own dtype, except that on a CPU a 16-bit checkpoint becomes bfloat16 where the CPU has
-    units for it, and float32 where it does not.
+    "auto" is the checkpoint's own dtype, and float32 on a CPU: there results must not depend on the batch, and in bfloat16
+    they do (docs/decisions/0006-float32-on-a-cpu.md).
     """
     if name in _TORCH_DTYPES:
         return _TORCH_DTYPES[name]
     if name != "auto":
         raise ConfigError(f"dtype is {name!r} and must be one of {', '.join(DTYPES)}.")
-    stored = _TORCH_DTYPES[architecture.dtype or "float32"]
-    if device.type != "cpu" or stored == torch.float32:
-        return stored
-    return torch.bfloat16 if cpu_has_bf16_units() else torch.float32
+    return torch.float32 if device.type == "cpu" else _TORCH_DTYPES[architecture.dtype or "float32"]
 
 
 def load_model(

@@ -24,11 +24,12 @@ from litserve.specs.base import LitSpec
 from litserve.transport.process_transport import MPQueueTransport
 from litserve.utils import WorkerSetupStatus
 
-from pagedcore import EngineConfig, EngineError
+from pagedcore import ConfigError, EngineConfig, EngineError
 from pagedcore.openai import ServerSettings
 from pagedcore_adapters import _litserve_hooks as hooks
 from pagedcore_adapters._litserve_placement import Placement
 from pagedcore_adapters.litserve_api import PagedCoreAPI, PagedServer
+from support.served import free_port
 
 
 def make_server(*, workers: int = 1) -> PagedServer:
@@ -85,6 +86,15 @@ def test_a_dead_worker_process_is_told_at_once() -> None:
     assert told == [0]
 
 
+def test_a_worker_that_fails_while_another_serves_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    lit_server = make_server(workers=2)
+    lit_server._queue_ids = range(0)
+    lit_server.lit_api.failures = {1: ConfigError("there is no memory left.")}
+    monkeypatch.setattr(LitServer, "run", lambda self, **_: (self.on_worker_death(1), self.on_worker_death(0)))
+    with pytest.raises(EngineError, match=r"^Worker process 1 could not start: there is no memory left\. So the server stopped"):
+        lit_server.run(host="127.0.0.1", port=free_port())
+
+
 def test_a_dead_api_server_process_ends_the_run() -> None:
     lit_server = make_server()
     process = multiprocessing.get_context("spawn").Process(target=int)
@@ -94,7 +104,7 @@ def test_a_dead_api_server_process_ends_the_run() -> None:
     lit_server._watch({1: process, 2: threading.current_thread()})
     process.join()
     assert lit_server._shutdown_event.is_set()
-    assert lit_server._ended_by_itself == ["HTTP process 1"]
+    assert lit_server._ended_by_itself == ["HTTP process 1 has ended by itself."]
     assert "self._shutdown_event.wait()" in inspect.getsource(LitServer.run)
 
 

@@ -9,6 +9,7 @@ from pagedcore.core.kv_cache_manager import KVCacheManager, PrefixMatch
 from pagedcore.core.request import Request
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import StepPlan
+from pagedcore.errors import InvalidRequestError
 from support.core_builders import Driver, make_limits, make_request
 
 
@@ -194,12 +195,13 @@ def test_requests_behind_a_blocked_class_wait_for_priority() -> None:
     assert driver.scheduler.waiting_reason("r3") == "priority"
 
 
-def test_fcfs_ignores_priority() -> None:
+def test_fcfs_refuses_a_priority_that_it_would_ignore() -> None:
     driver = Driver.make(max_num_seqs=1)
-    for name, priority in (("a", 2), ("b", 0)):
-        driver.add(name, [1], max_tokens=1, priority=priority)
+    driver.add("a", [1], max_tokens=1, priority=0)
+    with pytest.raises(InvalidRequestError, match="scheduling_policy='priority'"):
+        driver.add("b", [1], max_tokens=1, priority=2)
     driver.run()
-    assert list(driver.last) == ["a", "b"]
+    assert list(driver.last) == ["a"]
 
 
 def test_an_idle_engine_waits_for_a_fuller_batch_at_most_max_batch_wait() -> None:

@@ -26,7 +26,7 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> list[GatedRunner]:
     made: list[GatedRunner] = []
 
     def build(config: EngineConfig) -> EngineLoop:
-        loop, runner = make_loop(num_blocks=config.num_kv_blocks or 256, max_model_len=64)
+        loop, runner = make_loop(num_blocks=config.num_kv_blocks or 256, max_model_len=64, scheduling_policy=config.scheduling_policy)
         made.append(runner)
         return loop
 
@@ -53,7 +53,7 @@ def test_prompts_come_back_in_order_in_every_form(runners: list[GatedRunner], pr
 
 
 def test_parameters_and_contexts_may_be_one_a_prompt(runners: list[GatedRunner]) -> None:
-    with LLM() as llm:
+    with LLM(scheduling_policy="priority") as llm:
         params = [GREEDY, GREEDY.replace(max_tokens=7)]
         outputs = llm.generate([B, B], params, cache_salt=["a", "b"], priority=[1, 0])
         assert [len(o.outputs[0].token_ids) for o in outputs] == [4, 7]

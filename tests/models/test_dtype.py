@@ -9,7 +9,6 @@ import torch
 
 from pagedcore.config import DTYPES
 from pagedcore.errors import ConfigError
-from pagedcore.models import registry
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.registry import resolve_dtype
 from pagedcore.quant.cpu import cpu_has_bf16_units
@@ -30,23 +29,18 @@ def make_architecture(dtype: str | None) -> ModelArchitecture:
 
 
 @pytest.mark.parametrize(
-    ("stored", "device", "has_units", "expected"),
+    ("stored", "device", "expected"),
     [
-        ("bfloat16", "cpu", True, torch.bfloat16),
-        ("float16", "cpu", True, torch.bfloat16),
-        ("bfloat16", "cpu", False, torch.float32),
-        ("float16", "cpu", False, torch.float32),
-        ("float32", "cpu", True, torch.float32),
-        (None, "cpu", True, torch.float32),
-        ("bfloat16", "cuda", False, torch.bfloat16),
-        ("float16", "cuda", False, torch.float16),
-        ("float32", "cuda", True, torch.float32),
+        ("bfloat16", "cpu", torch.float32),
+        ("float16", "cpu", torch.float32),
+        ("float32", "cpu", torch.float32),
+        (None, "cpu", torch.float32),
+        ("bfloat16", "cuda", torch.bfloat16),
+        ("float16", "cuda", torch.float16),
+        ("float32", "cuda", torch.float32),
     ],
 )
-def test_auto_follows_checkpoint_device_and_cpu(
-    stored: str | None, device: str, has_units: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "cpu_has_bf16_units", lambda: has_units)
+def test_auto_is_the_checkpoints_dtype_and_float32_on_a_cpu(stored: str | None, device: str, expected: torch.dtype) -> None:
     assert resolve_dtype("auto", make_architecture(stored), torch.device(device)) == expected
 
 

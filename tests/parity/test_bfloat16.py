@@ -1,4 +1,4 @@
-"""The embedded model in bfloat16, which is what a CPU with units for it runs: how far from float32, and what depends on the batch."""
+"""The embedded model in bfloat16, which a user may ask for on a CPU: how far from float32, and what depends on the batch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from pagedcore import LLM, RequestOutput, SamplingParams
 from pagedcore.models.embedded import ensure_embedded_model
 from pagedcore.quant import linear
-from pagedcore.quant.cpu import cpu_has_bf16_units, packed_linear
+from pagedcore.quant.cpu import packed_linear
 from pagedcore.runtime.logprobs import token_logprobs
-from support.parity import STEM, Reference, assert_same_tokens, near_tie_gap, real_llm
+from support.parity import STEM, real_llm
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.xdist_group("bfloat16")]
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 PROMPTS = [
-    "Once upon a time", "The capital of France is", "My favourite colour is", "Water boils at", "She opened the door and", "😀 🎉 🚀",
-    "东京是日本的首都。", "def fibonacci(n):\n", "1, 2, 3, 4,", "The cat sat on the mat.", "SELECT name FROM users WHERE", "In 1984, the",
+    "Once upon a time", "The capital of France is", "😀 🎉 🚀", "东京是日本的首都。", "def fibonacci(n):\n", "The cat sat on the mat.",
+    "SELECT name FROM users WHERE", "In 1984, the",
 ]  # fmt: skip
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=5)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
 INVARIANT_ROWS = 48
 """oneDNN's AMX products with one thread: from this many rows on each row is added up in the same order, whatever the others are."""
 
@@ -51,18 +51,6 @@ def test_nothing_but_products_of_few_rows_depends_on_the_batch(monkeypatch: pyte
         for alone, together in run_alone_and_together(llm):
             assert together.outputs[0].token_ids == alone.outputs[0].token_ids
             assert together.outputs[0].logprobs == alone.outputs[0].logprobs
-
-
-@pytest.mark.skipif(not cpu_has_bf16_units(), reason="bfloat16 is not this CPU's dtype")
-@pytest.mark.xfail(
-    strict=False,
-    reason="Logits of 16 and more have steps of 0.125 in bfloat16, and 30 layers of rounding move a gap by 0.07 on average when one row "
-    "is multiplied in another order than sixteen; transformers in bfloat16 differs as often.",
-)
-def test_together_equals_alone_up_to_near_ties() -> None:
-    with real_llm(dtype="bfloat16", enable_prefix_caching=False) as llm:
-        for alone, together in run_alone_and_together(llm):
-            assert_same_tokens(Reference.of_greedy(alone.outputs[0]), together.outputs[0].token_ids, near_tie_gap(llm.engine.plan))
 
 
 def test_bfloat16_is_as_near_to_float32_as_it_is_in_transformers() -> None:

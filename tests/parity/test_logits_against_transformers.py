@@ -128,7 +128,7 @@ def test_penalties_are_those_of_their_formulas_on_the_references_logits(llm: LLM
     """Repetition looks at prompt and output, the other two at the output alone."""
     value, penalise = PENALTIES[name]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    prompts = ["The cat, the cat, the cat,", "Water boils at", "1, 2, 3, 1, 2, 3,", "My favourite colour is"]
+    prompts = ["1 1 1 2 2 2", "I like apples, I like pears, I like", "no no no no"]
     plain = llm.generate(prompts, params)
     outputs = llm.generate(prompts, params.replace(**{name: value}))
     for output in outputs:
@@ -136,7 +136,7 @@ def test_penalties_are_those_of_their_formulas_on_the_references_logits(llm: LLM
         rows = logits_of(reference, [*prompt, *token_ids[:-1]])[len(prompt) - 1 :]
         expected = torch.stack([penalise(row, prompt, token_ids[:index]) for index, row in enumerate(rows)])
         assert_same_tokens(Reference.of_logits(expected), token_ids, near_tie_gap(llm.engine.plan))
-    assert [output.outputs[0].token_ids for output in outputs] != [output.outputs[0].token_ids for output in plain]
+    assert sum(output.outputs[0].token_ids != other.outputs[0].token_ids for output, other in zip(outputs, plain, strict=True)) >= 2
 
 
 def test_prompts_come_back_with_the_ids_that_the_references_tokenizer_gives(llm: LLM) -> None:

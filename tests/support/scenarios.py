@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagedcore.core.events import Admitted, Arrived, BlockEvicted, Finished, Preempted, PrefillChunk, Resumed
 from pagedcore.core.limits import SchedulerLimits
@@ -92,6 +92,8 @@ def _draw_requests(rng: random.Random, limits: SchedulerLimits) -> list[AddReque
         num_choices = rng.choice((1, 1, 1, 2))
         max_tokens = rng.choice((None, rng.randint(1, longest - num_prompt)))
         requests += [_draw_request(rng, f"r{index}", prompt, max_tokens, choice, num_choices) for choice in range(num_choices)]
+    if limits.scheduling_policy == "fcfs":  # which refuses priorities; drawn all the same, so that seeds mean what they did
+        return [replace(request, priority=0) for request in requests]
     return requests
 
 

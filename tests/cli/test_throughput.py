@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagedcore.commands.load_test import Load, run_load
+from pagedcore.commands.throughput import Load, run_load
 from pagedcore.errors import StepFailedError
 from pagedcore.outputs import RequestOutput
 from support.scripted_engine import ScriptedEngine
