@@ -20,7 +20,8 @@ Run = Callable[[Work], float]
 def pagedcore_engine(model: str, args: argparse.Namespace) -> Run:
     from pagedcore import LLM, SamplingParams
 
-    llm = LLM(model, max_num_seqs=args.rows, dtype=args.dtype)
+    random_weights = {"load_format": "dummy", "skip_tokenizer_init": True} if args.dummy else {}
+    llm = LLM(model, max_num_seqs=args.rows, dtype=args.dtype, device=args.device, **random_weights)
 
     def run(work: Work) -> float:
         llm.reset_prefix_cache()
@@ -171,6 +172,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="requests in flight")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu", help="of pagedcore")
+    parser.add_argument("--dummy", action="store_true", help="pagedcore with random weights: config.json is enough")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     work = WORKLOADS[args.workload]()

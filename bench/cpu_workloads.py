@@ -18,7 +18,7 @@ def batch_of_16(num_output_tokens: int = 64) -> Work:
     return [([draw.randrange(FIRST_PLAIN_ID, VOCAB) for _ in range(draw.randint(88, 244))], num_output_tokens) for _ in range(16)]
 
 
-def exponential_lengths(num_requests: int = 64, mean: int = 64, cap: int = 512, num_prompt_tokens: int = 32) -> Work:
+def exponential_lengths(num_requests: int = 256, mean: int = 64, cap: int = 512, num_prompt_tokens: int = 32) -> Work:
     """Output lengths exponential with the given mean and cap, seed 0: what continuous batching is for."""
     draw = random.Random(0)
     return [
