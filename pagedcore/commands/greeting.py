@@ -15,12 +15,12 @@ def greeting(host: str, port: int, model_name: str, *, needs_key: bool) -> str:
 pagedcore serves {model_name} at {base}/v1. Talk to it:
 
   curl {base}/v1/chat/completions -H "Content-Type: application/json"{auth} \\
-    -d '{{"model": "{model_name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{{"model": "{model_name}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
   {imports}
   client = OpenAI(base_url="{base}/v1", api_key={key})
   reply = client.chat.completions.create(
-      model="{model_name}", messages=[{{"role": "user", "content": "What is the capital of France?"}}])
+      model="{model_name}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of France?"}}])
   print(reply.choices[0].message.content)
 
 Metrics: {base}/metrics    Readiness: {base}/ready    Stop: Ctrl-C
