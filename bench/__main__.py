@@ -53,7 +53,7 @@ CASES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all engines, interleaved")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds over all engines, each about 15 minutes on 2 cores")
     parser.add_argument("--only", nargs="*", default=[], help="engines to run")
     parser.add_argument("--workload", nargs="*", default=[], help="workloads to run")
     parser.add_argument("--dtype", default="float32")
