@@ -33,7 +33,7 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     trust_remote_code: bool = False
-    """Accepted for compatibility; no remote code is ever run, so True is refused where a model would need it."""
+    """No remote code is ever run, whatever this says: a model that needs code of its own is refused by its architecture's name."""
     served_model_name: str | tuple[str, ...] | None = None
     """Name or names that clients may use; None is the model's name."""
     dtype: str = "auto"
