@@ -39,7 +39,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Arithmetic of weights and activations: float16 (half), bfloat16, float32 (float); auto is the checkpoint's, and float32 on a CPU."""
     quantization: str | None = None
-    """None detects it from the checkpoint; a name must agree with the checkpoint."""
+    """None reads it from the checkpoint; a name must agree with it: gptq (or gptq_marlin), awq (or awq_marlin), compressed-tensors."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights from config.json alone, for benchmarks."""
     device: str = "auto"
@@ -145,6 +145,9 @@ class EnginePlan:
     dtype: str
     kv_cache_dtype: str
     quantization: str | None
+    """Storage of the weights, such as `gptq 4-bit group 64`; None is unquantized."""
+    linear_backend: str
+    """What multiplies with the weights: torch; for quantized ones dequantized (a dense copy) or torch-int4 (for few rows, else dense)."""
     attention_backend: str
     vocab_size: int
     max_model_len: int
@@ -284,5 +287,4 @@ def _refuse_what_is_not_there_yet(c: EngineConfig) -> None:
         c.tensor_parallel_size == 1,
         f"tensor_parallel_size={c.tensor_parallel_size} is not offered by this version; use 1, and run one engine a GPU.",
     )
-    _require(c.quantization is None, f"quantization={c.quantization!r} is not offered by this version; use an unquantized checkpoint.")
     _require(c.isolation == "thread", f"isolation={c.isolation!r} is not offered by this version; use isolation='thread'.")

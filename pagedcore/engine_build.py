@@ -81,6 +81,7 @@ def recorder_info(plan: EnginePlan) -> RecorderInfo:
         num_blocks=plan.num_blocks,
         kv_cache_dtype=plan.kv_cache_dtype,
         quantization=plan.quantization or "none",
+        linear_backend=plan.linear_backend,
         dtype=plan.dtype,
         device=plan.device,
         device_memory_bytes={

@@ -25,6 +25,8 @@ class ModelShape:
     num_parameters: int
     kv_elements_per_token: int
     max_model_len: int
+    quantization: str | None = None
+    """How the checkpoint stores its matrices, as `EnginePlan.quantization` says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +47,9 @@ EMBEDDED_SHAPE = ModelShape(
 
 def read_shape(folder: Path) -> ModelShape:
     """The shape in a local model folder's config.json. Raises `CheckpointError` when it is missing or describes no model for us."""
-    from pagedcore.models.registry import read_architecture
+    from pagedcore.models.registry import read_architecture, read_quantization
 
-    found = read_architecture(folder)
+    found, stored = read_architecture(folder), read_quantization(folder)
     attention = found.hidden_size * found.head_dim * 2 * (found.num_heads + found.num_kv_heads)
     layer = attention + 3 * found.hidden_size * found.intermediate_size + 2 * found.hidden_size
     embeddings = found.vocab_size * found.hidden_size * (1 if found.tied_embeddings else 2)
@@ -56,6 +58,7 @@ def read_shape(folder: Path) -> ModelShape:
         num_parameters=found.num_layers * layer + embeddings + found.hidden_size,
         kv_elements_per_token=found.num_layers * 2 * found.num_kv_heads * found.head_dim,
         max_model_len=found.max_position_embeddings,
+        quantization=None if stored is None else stored.description,
     )
 
 
@@ -63,9 +66,19 @@ def advise(device: Device, shape: ModelShape, *, element_bytes: int) -> Advice:
     """Block size from the context length, max_num_seqs from the memory that is left for KV blocks."""
     block_size, block_reason = _block_size(shape)
     max_num_seqs, seqs_reason = _max_num_seqs(device, shape, element_bytes)
-    return Advice(
-        device=device.name, model=shape.name, block_size=block_size, max_num_seqs=max_num_seqs, reasons=(block_reason, seqs_reason)
+    reasons = (block_reason, seqs_reason, *_quantization_reasons(shape, element_bytes))
+    return Advice(device=device.name, model=shape.name, block_size=block_size, max_num_seqs=max_num_seqs, reasons=reasons)
+
+
+def _quantization_reasons(shape: ModelShape, element_bytes: int) -> tuple[str, ...]:
+    if shape.quantization is None:
+        return ()
+    weights = shape.num_parameters * element_bytes / GIB
+    reason = (
+        f"weights: {shape.quantization}, dequantized once at load into {8 * element_bytes}-bit floats, about {weights:.2f} GiB: "
+        "as fast as unquantized ones, and as large."
     )
+    return (reason,)
 
 
 def _block_size(shape: ModelShape) -> tuple[int, str]:

@@ -56,6 +56,7 @@ def _rows(machine: Machine) -> list[tuple[str, str]]:
     return [
         ("Python", f"{machine.python} on {machine.platform}"),
         ("CPU", f"{machine.num_cpus} cores, {units}"),
+        ("quantized weights", f"on the CPU: {_quantized_on_cpu(machine)}; on a GPU: a copy dequantized once"),
         ("memory", f"{machine.host_free_bytes / GIB:.1f} GiB free of {machine.host_total_bytes / GIB:.1f} GiB"),
         *[(name, version or "not installed") for name, version in machine.packages.items()],
         *[("GPU", _gpu_line(machine, index)) for index, device in enumerate(machine.devices) if device.kind == "cuda"],
@@ -63,6 +64,12 @@ def _rows(machine: Machine) -> list[tuple[str, str]]:
         *[(f"extra {extra}", version or f"not installed: pip install 'pagedcore[{extra}]'") for extra, version in machine.extras.items()],
         ("model cache", f"{machine.model_cache}; embedded model: {machine.embedded_model}"),
     ]
+
+
+def _quantized_on_cpu(machine: Machine) -> str:
+    if machine.cpu_has_int4:
+        return "torch's 4-bit product (torch-int4) for up to 4 rows with dtype=bfloat16, else a copy dequantized once"
+    return "a copy dequantized once (no fast 4-bit product here)"
 
 
 def _gpu_line(machine: Machine, index: int) -> str:

@@ -33,6 +33,8 @@ class Machine:
     platform: str
     num_cpus: int
     cpu_has_bf16: bool
+    cpu_has_int4: bool
+    """4-bit weights are multiplied as they are, with dtype=bfloat16 and up to 4 rows; else a dequantized copy is."""
     host_total_bytes: int
     host_free_bytes: int
     packages: dict[str, str | None]
@@ -50,6 +52,7 @@ def read_machine() -> Machine:
     import torch
 
     from pagedcore.quant.cpu import cpu_has_bf16_units
+    from pagedcore.quant.cpu_int4 import has_fast_int4
     from pagedcore.runtime.probe import device_memory
 
     host = device_memory(torch.device("cpu"))
@@ -60,6 +63,7 @@ def read_machine() -> Machine:
         platform=platform.platform(terse=True),
         num_cpus=usable_cpus(),
         cpu_has_bf16=cpu_has_bf16_units(),
+        cpu_has_int4=has_fast_int4(),
         host_total_bytes=host.total_bytes,
         host_free_bytes=host.free_bytes,
         packages={name: version_of(name) for name in PACKAGES},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pagedcore.errors import CheckpointError
 from pagedcore.models.decoder import Decoder
-from pagedcore.quant.linear import Shape
+from pagedcore.quant import TensorSpec
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) after each tensor."""
@@ -25,19 +25,8 @@ Progress = Callable[[int, int], None]
 INDEX_FILE = "model.safetensors.index.json"
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+_INTEGER_DTYPES = frozenset({torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8})
 _MAX_NAMED = 4
-
-
-def load_weights(model_dir: Path, decoder: Decoder, progress: Progress | None = None) -> None:
-    """Fill `decoder` from the folder's safetensors files.
-
-    Raises `CheckpointError`, naming file and tensor, for one that is missing, unexpected, of another shape or not of
-    floats, and for a folder with no safetensors.
-    """
-    with SafetensorsSource(model_dir, decoder.dtype, decoder.device, progress) as source:
-        source.check_names(decoder.declare(), tied_head=decoder.architecture.tied_embeddings)
-        decoder.load(source)
-        source.finish()
 
 
 def load_dummy_weights(decoder: Decoder, seed: int, progress: Progress | None = None) -> None:
@@ -46,7 +35,11 @@ def load_dummy_weights(decoder: Decoder, seed: int, progress: Progress | None = 
 
 
 class SafetensorsSource:
-    """Owns the open safetensors files of one folder. A context manager: the files close at its end."""
+    """Owns the open safetensors files of one folder. A context manager: the files close at its end.
+
+    Raises `CheckpointError`, naming file and tensor, for one that is missing, unexpected, of another shape or kind, and for a
+    folder with no safetensors.
+    """
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> None:
         self._model_dir = model_dir
@@ -66,8 +59,19 @@ class SafetensorsSource:
         self._handles.clear()
         self._files.close()
 
-    def check_names(self, expected: Iterable[str], *, tied_head: bool) -> None:
-        """Raise `CheckpointError` unless the folder's tensors are the expected ones; old buffers and a tied head may be there."""
+    @property
+    def names(self) -> Collection[str]:
+        """All tensors in the folder."""
+        return self._paths.keys()
+
+    def fill(self, decoder: Decoder) -> None:
+        """Load every weight of `decoder`, and no other tensor."""
+        self._check_names(decoder.declare(), tied_head=decoder.has_tied_head)
+        decoder.load(self)
+        self._report(self._total_bytes - self._done_bytes)  # file headers and ignored tensors are part of the total
+
+    def _check_names(self, expected: Iterable[str], *, tied_head: bool) -> None:
+        """Old buffers and a tied head may be there."""
         wanted, present = set(expected), set(self._paths)
         missing = sorted(wanted - present)
         if missing:
@@ -78,19 +82,16 @@ class SafetensorsSource:
                 f"{self._model_dir} holds {_named(extra)}, which its config.json has no use for; is it the config of another model?"
             )
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, spec: TensorSpec) -> Tensor:
         path = self._paths[name]
         tensor: Tensor = self._open(path).get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{name} in {path} has shape {list(tensor.shape)} and must have {list(shape)} by config.json.")
-        if tensor.dtype not in _FLOAT_DTYPES:
-            raise CheckpointError(f"{name} in {path} is of {tensor.dtype}; float32, float16, bfloat16 and float64 are covered.")
+        if tuple(tensor.shape) not in (spec.shape, *spec.other_shapes):
+            raise CheckpointError(f"{name} in {path} has shape {list(tensor.shape)} and must have {list(spec.shape)} by {spec.reason}.")
+        covered = _INTEGER_DTYPES if spec.dtype == torch.int32 else _FLOAT_DTYPES
+        if tensor.dtype not in covered:
+            raise CheckpointError(f"{name} in {path} is of {tensor.dtype}; {_dtype_names(covered)} are covered.")
         self._report(tensor.nbytes)
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
-
-    def finish(self) -> None:
-        """Report the whole: file headers and ignored tensors are part of the total."""
-        self._report(self._total_bytes - self._done_bytes)
+        return tensor.to(device=self._device, dtype=spec.dtype or self._dtype, copy=True)
 
     def _open(self, path: Path) -> Any:
         if path not in self._handles:
@@ -111,21 +112,27 @@ class DummySource:
         self._seed = seed
         self._progress = progress
         self._done_bytes = 0
-        self._total_bytes = sum(_num_bytes(shape, decoder.dtype) for shape in decoder.declare().values())
+        self._total_bytes = sum(map(self._num_bytes, decoder.declare().values()))
 
-    def read(self, name: str, shape: Shape) -> Tensor:
-        dtype, device = self._decoder.dtype, self._decoder.device
-        self._done_bytes += _num_bytes(shape, dtype)
+    def read(self, name: str, spec: TensorSpec) -> Tensor:
+        dtype, device = spec.dtype or self._decoder.dtype, self._decoder.device
+        self._done_bytes += self._num_bytes(spec)
         if self._progress is not None:
             self._progress(self._done_bytes, self._total_bytes)
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype, device=device)
+            return torch.ones(spec.shape, dtype=dtype, device=device)
         generator = torch.Generator(device).manual_seed(zlib.crc32(f"{self._seed}:{name}".encode()))
-        return torch.empty(shape, dtype=dtype, device=device).normal_(std=self._decoder.architecture.initializer_range, generator=generator)
+        if spec.dummy is not None:
+            return spec.dummy(generator).to(dtype)
+        std = self._decoder.architecture.initializer_range
+        return torch.empty(spec.shape, dtype=dtype, device=device).normal_(std=std, generator=generator)
+
+    def _num_bytes(self, spec: TensorSpec) -> int:
+        return torch.Size(spec.shape).numel() * (spec.dtype or self._decoder.dtype).itemsize
 
 
-def _num_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
+def _dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _tensor_paths(model_dir: Path) -> dict[str, Path]:

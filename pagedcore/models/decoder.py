@@ -12,40 +12,47 @@ from pagedcore.batch import InputBatch, KVLayout
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.layers import DecoderLayer, StepAngles
 from pagedcore.models.rope import RotaryTable
-from pagedcore.quant import LinearSpec, UnquantizedLinear
-from pagedcore.quant.linear import Shape
+from pagedcore.quant import LinearFactory, LinearSpec, TensorSpec, UnquantizedLinear
+from pagedcore.quant.linear_factory import HEAD
 from pagedcore_kernels import add_rms_norm
 
 _EMBEDDING = "model.embed_tokens.weight"
 _FINAL_NORM = "model.norm.weight"
-_HEAD = "lm_head"
 
 
 class WeightSource(Protocol):
     """Where a decoder's tensors come from."""
 
-    def read(self, name: str, shape: Shape) -> Tensor:
-        """The tensor in the decoder's dtype and on its device, owned by the caller. Raises `CheckpointError` if its shape is another."""
+    def read(self, name: str, spec: TensorSpec) -> Tensor:
+        """The tensor as `spec` wants it, on the decoder's device, owned by the caller. Raises `CheckpointError` if it is another."""
         ...
 
 
 class Decoder:
     """Owns the weights of one model, and the rotary table of positions below `max_model_len`."""
 
-    def __init__(self, architecture: ModelArchitecture, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
+    def __init__(
+        self,
+        architecture: ModelArchitecture,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        linears: LinearFactory | None = None,
+    ) -> None:
         self.architecture = architecture
         self.vocab_size = architecture.vocab_size
         self.dtype = dtype
         self.device = device
-        self.num_weight_bytes = 0
-        """Bytes of all weights on the device; tied embeddings count once, or twice where the head is a packed copy."""
         head_dim = architecture.head_dim
         self._rotary = RotaryTable(architecture.rope, head_dim=head_dim, max_model_len=max_model_len, dtype=dtype, device=device)
-        self._layers = [DecoderLayer(architecture, index) for index in range(architecture.num_layers)]
+        linears = linears or LinearFactory(dtype=dtype)
+        self._layers = [DecoderLayer(architecture, index, linears) for index in range(architecture.num_layers)]
         self._embedding = self._final_norm = torch.empty(0)
-        self._head = UnquantizedLinear(
-            LinearSpec(names=(_HEAD,), in_features=architecture.hidden_size, out_features=(architecture.vocab_size,))
-        )
+        self.has_tied_head = architecture.tied_embeddings and not linears.is_packed(HEAD)
+        """Whether the embedding is the head, too. A quantized head has weights of its own whatever config.json says."""
+        head = LinearSpec(names=(HEAD,), in_features=architecture.hidden_size, out_features=(architecture.vocab_size,))
+        self._head = UnquantizedLinear(head) if self.has_tied_head else linears.make(head)
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -56,12 +63,25 @@ class Decoder:
         """Positions at or above this have no rotary embedding."""
         return self._rotary.num_positions
 
-    def declare(self) -> dict[str, Shape]:
-        """Name and shape of each tensor that the checkpoint must hold."""
-        shapes = self._declare_embedding()
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights on the device; tied embeddings count once, or twice where the head is a packed copy."""
+        is_shared = isinstance(self._head, UnquantizedLinear) and self._head.holds(self._embedding)
+        head_bytes = 0 if is_shared else self._head.num_bytes
+        return self._embedding.nbytes + self._final_norm.nbytes + head_bytes + sum(layer.num_bytes for layer in self._layers)
+
+    @property
+    def linear_backend(self) -> str:
+        """What multiplies the matrices: "torch", or for a quantized model the names of all ways in use, joined by "+"."""
+        names = {linear.backend for layer in self._layers for linear in layer.linears} | {self._head.backend}
+        return "+".join(sorted(names - {UnquantizedLinear.backend})) or UnquantizedLinear.backend
+
+    def declare(self) -> dict[str, TensorSpec]:
+        """Each tensor that the checkpoint must hold, by name."""
+        specs = self._declare_embedding()
         for layer in self._layers:
-            shapes |= layer.declare()
-        return shapes | ({} if self.architecture.tied_embeddings else self._head.declare())
+            specs |= layer.declare()
+        return specs | ({} if self.has_tied_head else self._head.declare())
 
     def load(self, source: WeightSource) -> None:
         """Take all weights from `source`, layer by layer, and repack them for this device. Called once."""
@@ -69,9 +89,8 @@ class Decoder:
         self._embedding, self._final_norm = tensors[_EMBEDDING], tensors[_FINAL_NORM]
         for layer in self._layers:
             layer.repack(self._read(source, layer.declare()))
-        if self.architecture.tied_embeddings:
-            self._head.repack({f"{_HEAD}.weight": self._embedding})
-            self.num_weight_bytes += 0 if self._head.holds(self._embedding) else self._embedding.nbytes
+        if self.has_tied_head:
+            self._head.repack({f"{HEAD}.weight": self._embedding})
         else:
             self._head.repack(self._read(source, self._head.declare()))
 
@@ -87,11 +106,10 @@ class Decoder:
         assert residual is not None, "a decoder has at least one layer"
         return self._head.apply(add_rms_norm(hidden, residual, self._final_norm, eps=self.architecture.rms_norm_eps))
 
-    def _declare_embedding(self) -> dict[str, Shape]:
+    def _declare_embedding(self) -> dict[str, TensorSpec]:
         hidden_size = self.architecture.hidden_size
-        return {_EMBEDDING: (self.vocab_size, hidden_size), _FINAL_NORM: (hidden_size,)}
+        return {_EMBEDDING: TensorSpec((self.vocab_size, hidden_size)), _FINAL_NORM: TensorSpec((hidden_size,))}
 
-    def _read(self, source: WeightSource, shapes: dict[str, Shape]) -> dict[str, Tensor]:
-        tensors = {name: source.read(name, shape) for name, shape in shapes.items()}
-        self.num_weight_bytes += sum(tensor.nbytes for tensor in tensors.values())
-        return tensors
+    @staticmethod
+    def _read(source: WeightSource, specs: dict[str, TensorSpec]) -> dict[str, Tensor]:
+        return {name: source.read(name, spec) for name, spec in specs.items()}

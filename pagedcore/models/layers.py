@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pagedcore.batch import Attention
 from pagedcore.models.architecture import ModelArchitecture
-from pagedcore.quant import LinearMethod, LinearSpec, UnquantizedLinear
-from pagedcore.quant.linear import Shape
+from pagedcore.quant import LinearFactory, LinearMethod, LinearSpec, TensorSpec
 from pagedcore_kernels import add_rms_norm, rms_norm, rotary, silu_mul
 
 
@@ -26,7 +25,7 @@ class StepAngles:
 class DecoderLayer:
     """Owns the weights of one layer, query, key and value fused, gate and up fused."""
 
-    def __init__(self, architecture: ModelArchitecture, index: int) -> None:
+    def __init__(self, architecture: ModelArchitecture, index: int, linears: LinearFactory) -> None:
         self._index = index
         self._prefix = f"model.layers.{index}"
         self._num_heads = architecture.num_heads
@@ -39,21 +38,27 @@ class DecoderLayer:
         self._norm_names = (f"{self._prefix}.input_layernorm.weight", f"{self._prefix}.post_attention_layernorm.weight")
         self._qk_norm_names = tuple(f"{self._prefix}.self_attn.{kind}_norm.weight" for kind in "qk")
         self._hidden_size = architecture.hidden_size
-        self._qkv, self._out, self._gate_up, self._down = (UnquantizedLinear(spec) for spec in _specs(architecture, self._prefix))
+        self._qkv, self._out, self._gate_up, self._down = (linears.make(spec) for spec in _specs(architecture, self._prefix))
         self._attention_norm = self._mlp_norm = self._qk_norm = torch.empty(0)
 
     @property
-    def _linears(self) -> Iterable[LinearMethod]:
+    def linears(self) -> Iterable[LinearMethod]:
         return self._qkv, self._out, self._gate_up, self._down
 
-    def declare(self) -> dict[str, Shape]:
-        """Name and shape of each tensor of this layer in the checkpoint."""
-        shapes: dict[str, Shape] = dict.fromkeys(self._norm_names, (self._hidden_size,))
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the layer's weights on the device."""
+        norms = self._attention_norm.nbytes + self._mlp_norm.nbytes + self._qk_norm.nbytes
+        return norms + sum(linear.num_bytes for linear in self.linears)
+
+    def declare(self) -> dict[str, TensorSpec]:
+        """Each tensor of this layer in the checkpoint, by name."""
+        specs = dict.fromkeys(self._norm_names, TensorSpec((self._hidden_size,)))
         if self._has_qk_norm:
-            shapes |= dict.fromkeys(self._qk_norm_names, (self._head_dim,))
-        for linear in self._linears:
-            shapes |= linear.declare()
-        return shapes
+            specs |= dict.fromkeys(self._qk_norm_names, TensorSpec((self._head_dim,)))
+        for linear in self.linears:
+            specs |= linear.declare()
+        return specs
 
     def repack(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the declared tensors."""
@@ -62,7 +67,7 @@ class DecoderLayer:
             query_norm, key_norm = (tensors[name] for name in self._qk_norm_names)
             rows = [query_norm.expand(self._num_heads, -1), key_norm.expand(self._num_kv_heads, -1)]
             self._qk_norm = torch.cat(rows)  # [H + K, D]
-        for linear in self._linears:
+        for linear in self.linears:
             linear.repack({name: tensors[name] for name in linear.declare()})
 
     def forward(

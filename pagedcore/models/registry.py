@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from pagedcore.config import DTYPES
 from pagedcore.errors import CheckpointError, ConfigError
 from pagedcore.models.architecture import ModelArchitecture
-from pagedcore.models.checkpoint import Progress, load_dummy_weights, load_weights
+from pagedcore.models.checkpoint import Progress, SafetensorsSource, load_dummy_weights
 from pagedcore.models.decoder import Decoder
-from pagedcore.quant import refuse_quantized
+from pagedcore.quant import LinearFactory, read_checkpoint_format
+from pagedcore.quant.checkpoint_format import CheckpointFormat
 
 _TORCH_DTYPES = {
     "float16": torch.float16,
@@ -54,22 +56,37 @@ def load_model(
     load_format: str,
     seed: int,
     max_model_len: int | None,
+    quantization: str | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Build the decoder of a folder and fill it.
 
     `load_format` "dummy" needs config.json alone and draws weights from `seed`; "auto" and "safetensors" read the files.
-    `max_model_len` None is the model's own limit. Raises `CheckpointError` for files that cannot be used.
+    `max_model_len` None is the model's own limit. Raises `CheckpointError` for files that cannot be used, `ConfigError` where
+    `quantization` contradicts them.
     """
     model_dir = Path(model_dir)
     architecture = read_architecture(model_dir)
-    refuse_quantized(model_dir, _read_json(model_dir / "config.json"))
-    decoder = Decoder(architecture, dtype=dtype, device=device, max_model_len=max_model_len or architecture.max_model_len)
+    stored = read_quantization(model_dir, quantization)
+
+    def build(present: Collection[str] | None) -> Decoder:
+        linears = LinearFactory(dtype=dtype, checkpoint_format=stored, present=present)
+        limit = max_model_len or architecture.max_model_len
+        return Decoder(architecture, dtype=dtype, device=device, max_model_len=limit, linears=linears)
+
     if load_format == "dummy":
+        decoder = build(None)
         load_dummy_weights(decoder, seed, progress)
-    else:
-        load_weights(model_dir, decoder, progress)
+        return decoder
+    with SafetensorsSource(model_dir, dtype, device, progress) as source:
+        decoder = build(source.names)
+        source.fill(decoder)
     return decoder
+
+
+def read_quantization(model_dir: str | Path, asked: str | None = None) -> CheckpointFormat | None:
+    """How the folder says that its matrices are stored; None if unquantized. See `read_checkpoint_format`."""
+    return read_checkpoint_format(Path(model_dir), _read_json(Path(model_dir) / "config.json"), asked)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

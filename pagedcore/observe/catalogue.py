@@ -28,7 +28,7 @@ REQUEST_STATES = ("waiting", "running", "swapped")
 WAITING_REASONS = ("blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority")
 REJECT_REASONS = ("too_long", "pool_too_small", "queue_full", "tenant_quota", "deadline", "invalid")
 MEMORY_KINDS = ("weights", "kv_cache", "graphs", "activations", "total")
-INFO_LABELS = ("version", "backend", "block_size", "num_blocks", "kv_cache_dtype", "dtype", "quantization", "device")
+INFO_LABELS = ("version", "backend", "block_size", "num_blocks", "kv_cache_dtype", "dtype", "quantization", "linear_backend", "device")
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

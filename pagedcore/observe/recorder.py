@@ -45,6 +45,7 @@ class RecorderInfo:
     kv_cache_dtype: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
+    linear_backend: str = "torch"
     device: str = "cpu"
     device_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     """weights, kv_cache, graphs, activations -> bytes; the total is their sum."""

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pagedcore.quant.cpu import pack, packed_linear, packing_pays
-
-Shape = tuple[int, ...]
+from pagedcore.quant.stacked import stack
+from pagedcore.quant.tensor_spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +33,18 @@ class LinearSpec:
 class LinearMethod(Protocol):
     """One linear layer in one storage format."""
 
-    def declare(self) -> dict[str, Shape]:
-        """Name and shape of each tensor that the checkpoint must hold. Changes nothing."""
+    @property
+    def backend(self) -> str:
+        """What multiplies: see `docs/settings.md`. Known after `repack`."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the layer holds after `repack`."""
+        ...
+
+    def declare(self) -> dict[str, TensorSpec]:
+        """The tensors that the checkpoint must hold, by name. Changes nothing."""
         ...
 
     def repack(self, tensors: Mapping[str, Tensor]) -> None:
@@ -47,39 +56,57 @@ class LinearMethod(Protocol):
         ...
 
 
-class UnquantizedLinear:
-    """Owns one plain matrix: the specs' weights stacked, in the layout that the device multiplies fastest."""
+class DenseProduct:
+    """Owns one plain matrix [out, in] and its bias, in the layout that the device multiplies fastest."""
 
-    def __init__(self, spec: LinearSpec) -> None:
-        self._spec = spec
-        self._weight = torch.empty(0)
-        self._bias: Tensor | None = None
-        self._packed = False
-
-    def declare(self) -> dict[str, Shape]:
-        shapes: dict[str, Shape] = {}
-        for name, out_features in zip(self._spec.names, self._spec.out_features, strict=True):
-            shapes[f"{name}.weight"] = (out_features, self._spec.in_features)
-            if self._spec.has_bias:
-                shapes[f"{name}.bias"] = (out_features,)
-        return shapes
-
-    def repack(self, tensors: Mapping[str, Tensor]) -> None:
-        weight = _stack([tensors[f"{name}.weight"] for name in self._spec.names])
-        if self._spec.has_bias:
-            self._bias = _stack([tensors[f"{name}.bias"] for name in self._spec.names])
-        self._packed = packing_pays(weight)
-        self._weight = pack(weight) if self._packed else weight
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._bias = bias
+        self._is_packed = packing_pays(weight)
+        self._weight = pack(weight) if self._is_packed else weight
 
     def holds(self, weight: Tensor) -> bool:
-        """Whether the layer multiplies with this very tensor: a tied head that was not copied."""
+        """Whether this very tensor is multiplied with, not a copy."""
         return self._weight is weight
 
     def apply(self, x: Tensor) -> Tensor:
-        if self._packed:
+        """[T, in] -> [T, out]."""
+        if self._is_packed:
             return packed_linear(x, self._weight, self._bias)
         return F.linear(x, self._weight, self._bias)
 
 
-def _stack(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+class UnquantizedLinear:
+    """Owns one plain matrix: the specs' weights stacked."""
+
+    backend = "torch"
+
+    def __init__(self, spec: LinearSpec) -> None:
+        self._spec = spec
+        self._product: DenseProduct | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        assert self._product is not None, "repack comes first"
+        return self._product.num_bytes
+
+    def declare(self) -> dict[str, TensorSpec]:
+        specs: dict[str, TensorSpec] = {}
+        for name, out_features in zip(self._spec.names, self._spec.out_features, strict=True):
+            specs[f"{name}.weight"] = TensorSpec((out_features, self._spec.in_features))
+            if self._spec.has_bias:
+                specs[f"{name}.bias"] = TensorSpec((out_features,))
+        return specs
+
+    def repack(self, tensors: Mapping[str, Tensor]) -> None:
+        weight = stack([tensors[f"{name}.weight"] for name in self._spec.names])
+        bias = stack([tensors[f"{name}.bias"] for name in self._spec.names]) if self._spec.has_bias else None
+        self._product = DenseProduct(weight, bias)
+
+    def holds(self, weight: Tensor) -> bool:
+        """Whether the layer multiplies with this very tensor: a tied head that was not copied."""
+        return self._product is not None and self._product.holds(weight)
+
+    def apply(self, x: Tensor) -> Tensor:
+        assert self._product is not None, "repack comes first"
+        return self._product.apply(x)

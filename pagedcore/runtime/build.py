@@ -15,7 +15,7 @@ from pagedcore.cpu_threads import num_cpu_threads
 from pagedcore.errors import ConfigError
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.decoder import Decoder
-from pagedcore.models.registry import load_model, read_architecture, resolve_dtype
+from pagedcore.models.registry import load_model, read_architecture, read_quantization, resolve_dtype
 from pagedcore.runtime.attention import select_attention_backend
 from pagedcore.runtime.memory import (
     MeasuredMemory,
@@ -41,6 +41,7 @@ class _Resolved:
     """What follows from config, folder and machine before anything is loaded."""
 
     architecture: ModelArchitecture
+    quantization: str | None
     device: torch.device
     dtype: torch.dtype
     max_model_len: int
@@ -78,6 +79,7 @@ def build_runner(
         load_format=config.load_format,
         seed=config.seed,
         max_model_len=resolved.max_model_len,
+        quantization=config.quantization,
         progress=progress,
     )
     request = _pool_request(config, model, resolved)
@@ -85,7 +87,7 @@ def build_runner(
     max_model_len = resolve_max_model_len(memory, request)
     runner = _make_runner(config, model, resolved, num_blocks=memory.num_blocks, max_model_len=max_model_len)
     source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
-    plan = _engine_plan(config, source, resolved, memory, max_model_len)
+    plan = _engine_plan(config, source, resolved, memory, max_model_len, model.linear_backend)
     _report(plan)
     return runner, plan
 
@@ -131,6 +133,7 @@ def read_eos_token_ids(model_dir: Path, architecture: ModelArchitecture) -> froz
 
 def _resolve(config: EngineConfig, model_dir: Path) -> _Resolved:
     architecture = read_architecture(model_dir)
+    stored = read_quantization(model_dir, config.quantization)
     device = resolve_device(config.device)
     asked, limit = config.max_model_len, architecture.max_model_len
     if asked != "auto" and asked > limit:
@@ -139,6 +142,7 @@ def _resolve(config: EngineConfig, model_dir: Path) -> _Resolved:
         )
     return _Resolved(
         architecture=architecture,
+        quantization=None if stored is None else stored.description,
         device=device,
         dtype=resolve_dtype(config.dtype, architecture, device),
         max_model_len=limit if asked == "auto" else asked,
@@ -200,7 +204,9 @@ def _make_runner(config: EngineConfig, model: Decoder, resolved: _Resolved, *, n
     )
 
 
-def _engine_plan(config: EngineConfig, source: _Source, resolved: _Resolved, memory: MemoryPlan, max_model_len: int) -> EnginePlan:
+def _engine_plan(
+    config: EngineConfig, source: _Source, resolved: _Resolved, memory: MemoryPlan, max_model_len: int, linear_backend: str
+) -> EnginePlan:
     names = _served_names(config, source.name)
     dtype = str(resolved.dtype).removeprefix("torch.")
     return EnginePlan(
@@ -213,7 +219,8 @@ def _engine_plan(config: EngineConfig, source: _Source, resolved: _Resolved, mem
         device=str(resolved.device),
         dtype=dtype,
         kv_cache_dtype=dtype,
-        quantization=None,
+        quantization=resolved.quantization,
+        linear_backend=linear_backend,
         attention_backend=select_attention_backend(resolved.device),
         vocab_size=resolved.architecture.vocab_size,
         max_model_len=max_model_len,
@@ -234,10 +241,12 @@ def _served_names(config: EngineConfig, model_name: str) -> tuple[str, ...]:
 def _report(plan: EnginePlan) -> None:
     memory = plan.memory
     logger.info(
-        "%s on %s: %s, attention %s, %d blocks of %d tokens (%.3f GiB)",
+        "%s on %s: %s%s, products %s, attention %s, %d blocks of %d tokens (%.3f GiB)",
         plan.model_name,
         plan.device,
         plan.dtype,
+        f" from {plan.quantization}" if plan.quantization else "",
+        plan.linear_backend,
         plan.attention_backend,
         memory.num_blocks,
         plan.block_size,

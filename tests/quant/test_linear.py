@@ -13,11 +13,11 @@ SPEC = LinearSpec(names=("a.q", "a.k"), in_features=24, out_features=(10, 6), ha
 
 def draw(layer: UnquantizedLinear, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in layer.declare().items()}
+    return {name: torch.randn(spec.shape, generator=generator).to(dtype) for name, spec in layer.declare().items()}
 
 
 def test_each_part_is_declared_in_checkpoint_order() -> None:
-    assert list(UnquantizedLinear(SPEC).declare().items()) == [
+    assert [(name, spec.shape) for name, spec in UnquantizedLinear(SPEC).declare().items()] == [
         ("a.q.weight", (10, 24)),
         ("a.q.bias", (10,)),
         ("a.k.weight", (6, 24)),

@@ -56,8 +56,9 @@ def make_plan(*, overlap: bool = False, max_model_len: int = 256, num_blocks: in
     )  # fmt: skip
     return EnginePlan(
         config=config, model_dir="/nowhere", tokenizer_dir="/nowhere", model_name="fake", served_model_names=("fake",), model_type="fake",
-        device="fake", dtype="float32", kv_cache_dtype="float32", quantization=None, attention_backend="fake", vocab_size=VOCAB_SIZE,
-        max_model_len=max_model_len, max_num_batched_tokens=config.max_num_batched_tokens or 64, overlap=overlap, memory=memory,
+        device="fake", dtype="float32", kv_cache_dtype="float32", quantization=None, linear_backend="fake", attention_backend="fake",
+        vocab_size=VOCAB_SIZE, max_model_len=max_model_len, max_num_batched_tokens=config.max_num_batched_tokens or 64,
+        overlap=overlap, memory=memory,
     )  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+"""Matrices of one input, one above the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagedcore.quant.quantized_matrix import QuantizedMatrix
+
+
+def stack(parts: list[Tensor]) -> Tensor:
+    """Stacked by the first dimension; a single part stays the tensor it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def stack_quantized(parts: list[QuantizedMatrix]) -> QuantizedMatrix | None:
+    """Stacked by output; None where the parts differ in bits or groups, which one matrix cannot say."""
+    first = parts[0]
+    if any((part.bits, part.num_groups) != (first.bits, first.num_groups) or not _same_groups(part, first) for part in parts):
+        return None
+    return QuantizedMatrix(
+        codes=stack([part.codes for part in parts]),
+        scales=stack([part.scales for part in parts]),
+        zeros=stack([part.zeros for part in parts]),
+        bits=first.bits,
+        group_of_input=first.group_of_input,
+    )
+
+
+def _same_groups(one: QuantizedMatrix, other: QuantizedMatrix) -> bool:
+    if one.group_of_input is None or other.group_of_input is None:
+        return one.group_of_input is other.group_of_input
+    return torch.equal(one.group_of_input, other.group_of_input)
