@@ -12,13 +12,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """What queries and keys of a layer pass before they meet: an RMS norm a head where the model has one, then rotary embedding."""
+
+    cos_sin: Tensor  # [P, D], of each position the cosines of its D / 2 pairs, then their sines
+    positions: Tensor  # [T] int64, rows of cos_sin
+    cos: Tensor | None  # [T, 1, D / 2], gathered once for all layers where the back-end asks for it
+    sin: Tensor | None
+    query_norm: Tensor | None  # [D]
+    key_norm: Tensor | None
+    eps: float
+
+
 class Attention(Protocol):
     """Attention of one step over the paged KV cache; the back-end is chosen by the runtime."""
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
-        """Write `key` and `value` ([T, K, D]) into the cache of `layer`, then attend causally.
+    gathers_angles: bool
+    """Whether `Rotation.cos` and `sin` are read, and not the table."""
 
-        `query` is [T, H, D]; returns [T, H, D]. With a sliding window of w a token at position p sees positions p - w + 1 ... p.
+    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
+        """Rotate queries and keys, write keys and values into the cache of `layer`, then attend causally.
+
+        `qkv` is [T, H + 2 K, D], query heads first; returns [T, H, D]. With a sliding window of w a token at position p sees
+        positions p - w + 1 ... p.
         """
         ...
 
@@ -30,7 +47,7 @@ class InputBatch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     attention: Attention
-    logits_indices: Tensor  # [N] int64: tokens whose logits are wanted
+    logits_indices: Tensor | None  # [N] int64: tokens whose logits are wanted; None: of all T, in order
 
 
 class Model(Protocol):

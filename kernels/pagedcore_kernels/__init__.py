@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pagedcore_kernels.dispatch import add_rms_norm, has_triton, rms_norm, silu_mul
 from pagedcore_kernels.reference.attention import paged_attention
 from pagedcore_kernels.reference.kv_cache import compute_slot_mapping, write_kv
-from pagedcore_kernels.reference.rms_norm import add_rms_norm, rms_norm
-from pagedcore_kernels.reference.rotary import rotary
+from pagedcore_kernels.reference.rotary import rotary, rotate_qkv
 from pagedcore_kernels.reference.sampling import (
     add_to_logits,
     apply_penalties,
@@ -14,7 +14,6 @@ from pagedcore_kernels.reference.sampling import (
     order_candidates,
     wrap_seed,
 )
-from pagedcore_kernels.reference.silu_mul import silu_mul
 
 __all__ = [
     "add_rms_norm",
@@ -22,11 +21,13 @@ __all__ = [
     "apply_penalties",
     "compute_slot_mapping",
     "gumbel_noise",
+    "has_triton",
     "keep_candidates",
     "order_candidates",
     "paged_attention",
     "rms_norm",
     "rotary",
+    "rotate_qkv",
     "silu_mul",
     "wrap_seed",
     "write_kv",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagedcore.batch import InputBatch, KVLayout
 from pagedcore.models.architecture import ModelArchitecture
-from pagedcore.models.layers import DecoderLayer, StepAngles
+from pagedcore.models.layers import DecoderLayer
 from pagedcore.models.rope import RotaryTable
 from pagedcore.quant import LinearFactory, LinearSpec, TensorSpec, UnquantizedLinear
 from pagedcore.quant.linear_factory import HEAD
@@ -96,13 +96,13 @@ class Decoder:
 
     def forward(self, batch: InputBatch) -> Tensor:
         """Logits in the model's dtype, [N, V], for `batch.logits_indices`."""
-        angles = StepAngles(*self._rotary.at(batch.positions))
+        rotation = self._rotary.at(batch.positions, eps=self.architecture.rms_norm_eps, gathers=batch.attention.gathers_angles)
         hidden = F.embedding(batch.token_ids, self._embedding)
         residual: Tensor | None = None
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            rows = batch.logits_indices if index == last else None
-            hidden, residual = layer.forward(hidden, residual, angles, batch.attention, rows)
+            rows = batch.logits_indices if index == last else None  # None again where all logits are wanted
+            hidden, residual = layer.forward(hidden, residual, rotation, batch.attention, rows)
         assert residual is not None, "a decoder has at least one layer"
         return self._head.apply(add_rms_norm(hidden, residual, self._final_norm, eps=self.architecture.rms_norm_eps))
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pagedcore.batch import Attention
+from pagedcore.batch import Attention, Rotation
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.quant import LinearFactory, LinearMethod, LinearSpec, TensorSpec
-from pagedcore_kernels import add_rms_norm, rms_norm, rotary, silu_mul
-
-
-@dataclass(frozen=True, slots=True)
-class StepAngles:
-    """Rotary cosines and sines of a step's tokens, shared by all layers."""
-
-    cos: Tensor  # [T, 1, D / 2]
-    sin: Tensor  # [T, 1, D / 2]
+from pagedcore_kernels import add_rms_norm, rms_norm, silu_mul
 
 
 class DecoderLayer:
@@ -29,7 +21,6 @@ class DecoderLayer:
         self._index = index
         self._prefix = f"model.layers.{index}"
         self._num_heads = architecture.num_heads
-        self._num_kv_heads = architecture.num_kv_heads
         self._head_dim = architecture.head_dim
         self._eps = architecture.rms_norm_eps
         self._scale = architecture.head_dim**-0.5
@@ -39,7 +30,9 @@ class DecoderLayer:
         self._qk_norm_names = tuple(f"{self._prefix}.self_attn.{kind}_norm.weight" for kind in "qk")
         self._hidden_size = architecture.hidden_size
         self._qkv, self._out, self._gate_up, self._down = (linears.make(spec) for spec in _specs(architecture, self._prefix))
-        self._attention_norm = self._mlp_norm = self._qk_norm = torch.empty(0)
+        self._attention_norm = self._mlp_norm = torch.empty(0)
+        self._query_norm: Tensor | None = None
+        self._key_norm: Tensor | None = None
 
     @property
     def linears(self) -> Iterable[LinearMethod]:
@@ -48,8 +41,8 @@ class DecoderLayer:
     @property
     def num_bytes(self) -> int:
         """Bytes of the layer's weights on the device."""
-        norms = self._attention_norm.nbytes + self._mlp_norm.nbytes + self._qk_norm.nbytes
-        return norms + sum(linear.num_bytes for linear in self.linears)
+        norms = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm)
+        return sum(norm.nbytes for norm in norms if norm is not None) + sum(linear.num_bytes for linear in self.linears)
 
     def declare(self) -> dict[str, TensorSpec]:
         """Each tensor of this layer in the checkpoint, by name."""
@@ -64,14 +57,12 @@ class DecoderLayer:
         """Take over the declared tensors."""
         self._attention_norm, self._mlp_norm = (tensors[name] for name in self._norm_names)
         if self._has_qk_norm:
-            query_norm, key_norm = (tensors[name] for name in self._qk_norm_names)
-            rows = [query_norm.expand(self._num_heads, -1), key_norm.expand(self._num_kv_heads, -1)]
-            self._qk_norm = torch.cat(rows)  # [H + K, D]
+            self._query_norm, self._key_norm = (tensors[name] for name in self._qk_norm_names)
         for linear in self.linears:
             linear.repack({name: tensors[name] for name in linear.declare()})
 
     def forward(
-        self, hidden: Tensor, residual: Tensor | None, angles: StepAngles, attention: Attention, rows: Tensor | None
+        self, hidden: Tensor, residual: Tensor | None, rotation: Rotation, attention: Attention, rows: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Hidden state and residual [T, hidden] after this layer, to be added; the given residual is overwritten.
 
@@ -82,21 +73,19 @@ class DecoderLayer:
             hidden = rms_norm(hidden, self._attention_norm, eps=self._eps)
         else:
             hidden = add_rms_norm(hidden, residual, self._attention_norm, eps=self._eps)
-        mixed = self._attend(hidden, angles, attention)
+        mixed = self._attend(hidden, rotation, attention)
         if rows is not None:
             mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
         hidden = add_rms_norm(self._out.apply(mixed), residual, self._mlp_norm, eps=self._eps)
         return self._down.apply(silu_mul(self._gate_up.apply(hidden))), residual
 
-    def _attend(self, hidden: Tensor, angles: StepAngles, attention: Attention) -> Tensor:
-        num_rotated = self._num_heads + self._num_kv_heads
+    def _attend(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         qkv = self._qkv.apply(hidden).unflatten(-1, (-1, self._head_dim))  # [T, H + 2 K, D]
-        query_key, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
         if self._has_qk_norm:
-            query_key = rms_norm(query_key, self._qk_norm, eps=self._eps)
-        query_key = rotary(query_key, angles.cos, angles.sin)
-        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
-        mixed = attention.forward(self._index, query, key, value, scale=self._scale, sliding_window=self._sliding_window)
+            rotation = replace(rotation, query_norm=self._query_norm, key_norm=self._key_norm)
+        mixed = attention.attend(
+            self._index, qkv, rotation, num_heads=self._num_heads, scale=self._scale, sliding_window=self._sliding_window
+        )
         return mixed.flatten(1)
 
 

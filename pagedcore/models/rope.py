@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagedcore.batch import Rotation
 from pagedcore.models.rope_parameters import RopeParameters
 
 
@@ -34,10 +35,10 @@ class RotaryTable:
         angles = torch.outer(positions, frequencies.inverse.to(device))
         self._cos_sin = (torch.cat((angles.cos(), angles.sin()), dim=-1) * frequencies.scaling).to(dtype)  # [max_model_len, D]
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [T, 1, D/2] each, of int64 `positions` [T]."""
-        cos, sin = self._cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        return cos, sin
+    def at(self, positions: Tensor, *, eps: float = 0.0, gathers: bool = True) -> Rotation:
+        """The rotation of tokens at int64 `positions` [T], without norms; with `gathers` their cosines and sines are looked up here."""
+        cos, sin = self._cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1) if gathers else (None, None)
+        return Rotation(cos_sin=self._cos_sin, positions=positions, cos=cos, sin=sin, query_norm=None, key_norm=None, eps=eps)
 
     @property
     def num_positions(self) -> int:

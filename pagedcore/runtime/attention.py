@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedcore.batch import Attention
+from pagedcore.batch import Attention, Rotation
 from pagedcore.errors import ConfigError
 from pagedcore.runtime.decode_groups import DecodeGroup, build_decode_groups
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
-from pagedcore_kernels import write_kv
+from pagedcore.runtime.triton_attention import TritonAttention
+from pagedcore_kernels import has_triton, rotate_qkv, write_kv
 
 MAX_MASKED_QUERIES = 256
 """Queries of one masked call: bounds the mask to this many rows."""
@@ -47,7 +48,8 @@ class PagedAttention:
     row's last token are read and masked: they must be finite, which `KVCache.open_blocks` sees to.
     """
 
-    def __init__(self, inputs: PassInputs, cache: KVCache, workspace: Tensor) -> None:
+    def __init__(self, inputs: PassInputs, cache: KVCache, workspace: Tensor | None) -> None:
+        assert workspace is not None, "gathered blocks need room"
         self._inputs = inputs
         self._cache = cache
         self._workspace = workspace
@@ -56,8 +58,25 @@ class PagedAttention:
         self._decode_groups: dict[int | None, list[DecodeGroup]] = {}
         self._split_segments()
 
-    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
+    gathers_angles = True
+
+    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
         """See `pagedcore.batch.Attention`. Changes the cache of `layer` and the workspace."""
+        assert rotation.cos is not None, "this back-end reads gathered angles"
+        assert rotation.sin is not None, "this back-end reads gathered angles"
+        query, key, value = rotate_qkv(
+            qkv,
+            rotation.cos,
+            rotation.sin,
+            num_heads=num_heads,
+            query_norm=rotation.query_norm,
+            key_norm=rotation.key_norm,
+            eps=rotation.eps,
+        )
+        return self.forward(layer, query, key, value, scale=scale, sliding_window=sliding_window)
+
+    def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
+        """Write keys and values [T, K, D] of rotated heads, then attend with `query` [T, H, D]."""
         write_kv(key, value, self._cache.keys(layer), self._cache.values(layer), self._inputs.slot_mapping)
         groups = self._groups(sliding_window, query)
         if not self._prefills and len(groups) == 1 and groups[0].token_indices is None:
@@ -198,15 +217,15 @@ def _attend_masked(query: Tensor, keys: Tensor, values: Tensor, scale: float, ma
     return attended.reshape(num_kv_heads, group_size, num_queries, head_dim).permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
 
 
-AttentionFactory = Callable[[PassInputs, KVCache, Tensor], Attention]
+AttentionFactory = Callable[[PassInputs, KVCache, Tensor | None], Attention]
 
-ATTENTION_BACKENDS: dict[str, AttentionFactory] = {"torch": PagedAttention}
+ATTENTION_BACKENDS: dict[str, AttentionFactory] = {"torch": PagedAttention, "triton": TritonAttention.of_pass}
 
 
 def select_attention_backend(device: torch.device, name: str = "auto") -> str:
     """The back-end for `device`, or `name` if it exists. Raises `ConfigError` for a name that does not."""
     if name == "auto":
-        return "torch"
+        return "triton" if device.type == "cuda" and has_triton() else "torch"
     if name not in ATTENTION_BACKENDS:
         raise ConfigError(f"attention_backend is {name!r} and must be auto or one of {', '.join(ATTENTION_BACKENDS)}.")
     return name

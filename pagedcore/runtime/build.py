@@ -27,7 +27,7 @@ from pagedcore.runtime.memory import (
     resolve_max_model_len,
 )
 from pagedcore.runtime.model_runner import ModelRunner
-from pagedcore.runtime.probe import DeviceMemory, device_memory, measure_activations, profiling_plan
+from pagedcore.runtime.probe import DeviceMemory, device_memory, measure_activations, measure_graphs, profiling_plan
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,29 @@ def build_runner(
     Raises `ConfigError` for settings that cannot work here, and what `load_model` raises.
     """
     resolved = _resolve(config, Path(model_dir))
+    before = device_memory(resolved.device)
+    model = _load(config, Path(model_dir), resolved, progress)
+    request = _pool_request(config, model, resolved)
+    memory = _size_pool(config, model, resolved, request, before)
+    max_model_len = resolve_max_model_len(memory, request)
+    runner = _make_runner(config, model, resolved, num_blocks=memory.num_blocks, max_model_len=max_model_len)
+    if _uses_graphs(config, runner):
+        runner.capture_graphs()
+    source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
+    plan = _engine_plan(config, source, resolved, memory, max_model_len, model.linear_backend)
+    _report(plan)
+    return runner, plan
+
+
+def load_decoder(config: EngineConfig, model_dir: str | Path, *, progress: Progress | None = None) -> Decoder:
+    """The model of a folder as `build_runner` would load it, and nothing around it. Raises the same errors."""
+    return _load(config, Path(model_dir), _resolve(config, Path(model_dir)), progress)
+
+
+def _load(config: EngineConfig, model_dir: Path, resolved: _Resolved, progress: Progress | None) -> Decoder:
     if resolved.device.type == "cpu":
         _set_cpu_threads()
-    before = device_memory(resolved.device)
-    model = load_model(
+    return load_model(
         model_dir,
         dtype=resolved.dtype,
         device=resolved.device,
@@ -82,14 +101,6 @@ def build_runner(
         quantization=config.quantization,
         progress=progress,
     )
-    request = _pool_request(config, model, resolved)
-    memory = _size_pool(config, model, resolved, request, before)
-    max_model_len = resolve_max_model_len(memory, request)
-    runner = _make_runner(config, model, resolved, num_blocks=memory.num_blocks, max_model_len=max_model_len)
-    source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
-    plan = _engine_plan(config, source, resolved, memory, max_model_len, model.linear_backend)
-    _report(plan)
-    return runner, plan
 
 
 def resolve_device(name: str) -> torch.device:
@@ -163,12 +174,14 @@ def _pool_request(config: EngineConfig, model: Decoder, resolved: _Resolved) -> 
 def _size_pool(config: EngineConfig, model: Decoder, resolved: _Resolved, request: PoolRequest, before: DeviceMemory) -> MemoryPlan:
     device = resolved.device
     is_cuda = device.type == "cuda"
+    activations_bytes, graphs_bytes = _measure(config, model, resolved, before) if is_cuda else (0, 0)
     measured = MeasuredMemory(
         device=str(device),
         total_bytes=before.total_bytes,
         held_by_others_bytes=before.used_bytes,
         weights_bytes=model.num_weight_bytes,
-        activations_bytes=_measure(config, model, resolved, before) if is_cuda else 0,
+        activations_bytes=activations_bytes,
+        graphs_bytes=graphs_bytes,
     )
     if is_cuda:
         budget_bytes = cuda_budget_bytes(before.total_bytes, before.used_bytes, config.gpu_memory_utilization)
@@ -177,8 +190,8 @@ def _size_pool(config: EngineConfig, model: Decoder, resolved: _Resolved, reques
     return plan_memory(measured, budget_bytes, request)
 
 
-def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: DeviceMemory) -> int:
-    """Bytes of the hungriest step, measured with a pool of one block."""
+def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: DeviceMemory) -> tuple[int, int]:
+    """Bytes of the hungriest step, and of the graphs, measured with a pool of one block."""
     runner = _make_runner(config, model, resolved, num_blocks=1, max_model_len=resolved.max_model_len)
     plan = profiling_plan(
         max_num_seqs=config.max_num_seqs,
@@ -187,8 +200,13 @@ def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: 
         vocab_size=model.vocab_size,
     )
     activations_bytes = measure_activations(runner, plan, model.num_weight_bytes, before, resolved.device)
+    graphs_bytes = measure_graphs(runner, resolved.device) if _uses_graphs(config, runner) else 0
     runner.close()
-    return activations_bytes
+    return activations_bytes, graphs_bytes
+
+
+def _uses_graphs(config: EngineConfig, runner: ModelRunner) -> bool:
+    return runner.attention_backend == "triton" and not config.enforce_eager
 
 
 def _make_runner(config: EngineConfig, model: Decoder, resolved: _Resolved, *, num_blocks: int, max_model_len: int) -> ModelRunner:

@@ -37,6 +37,8 @@ class PassInputs:
     """[S + 1], where each segment's tokens begin."""
     seq_lens: list[int]
     """[S], tokens of each sequence with this pass's."""
+    device_query_start_loc: Tensor  # [S + 1] int32
+    device_seq_lens: Tensor  # [S] int32
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     slot_mapping: Tensor  # [T] int64
@@ -50,10 +52,11 @@ def build_inputs(segments: Sequence[Segment], logits_indices: Sequence[int], buf
     """Read the tokens, positions and slots of the segments from the row buffers. Copies one small tensor to the device."""
     query_start_loc = [0, *accumulate(segment.num_tokens for segment in segments)]
     opening = [segment for segment in segments if _leaves_open_block(segment, block_size)]
-    rows, starts, counts, indices, open_rows, open_columns = _copy_lists(
+    rows, starts, counts, locations, indices, open_rows, open_columns = _copy_lists(
         [segment.row for segment in segments],
         [segment.start for segment in segments],
         [segment.num_tokens for segment in segments],
+        query_start_loc,
         logits_indices,
         [segment.row for segment in opening],
         [segment.end // block_size for segment in opening],
@@ -63,6 +66,8 @@ def build_inputs(segments: Sequence[Segment], logits_indices: Sequence[int], buf
     return PassInputs(
         query_start_loc=query_start_loc,
         seq_lens=[segment.end for segment in segments],
+        device_query_start_loc=locations.int(),
+        device_seq_lens=(starts + counts).int(),
         token_ids=buffers.token_ids[token_rows, positions].long(),
         positions=positions,
         slot_mapping=compute_slot_mapping(buffers.block_table, token_rows, positions, block_size),

@@ -12,6 +12,7 @@ from torch import Tensor
 from pagedcore.batch import InputBatch, KVLayout, Model
 from pagedcore.core.step import PendingStep, StepPlan
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, select_attention_backend
+from pagedcore.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from pagedcore.runtime.inputs import Segment, build_inputs
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.logprobs import token_logprobs
@@ -56,9 +57,22 @@ class ModelRunner:
         self._model: Model | None = model
         self._block_size = block_size
         self._cache = KVCache(layout, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device)
-        self._workspace = _allocate_workspace(layout, max_model_len, block_size, dtype, self.device)
+        self._max_model_len = max_model_len
+        self._workspace: Tensor | None = None
+        if self.attention_backend == "torch":
+            self._workspace = _allocate_workspace(layout, max_model_len, block_size, dtype, self.device)
         self._buffers = RowBuffers(max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=block_size, device=self.device)
         self._sampler = Sampler(self._buffers, model.vocab_size)
+        self._graphs: DecodeGraphs | None = None
+
+    def capture_graphs(self, sizes: Sequence[int] | None = None) -> None:
+        """Record decode steps of `sizes` rows (None: those that serve every number) as CUDA graphs; they are used from now on."""
+        assert self._model is not None, "the runner is closed"
+        sizes = sizes or graph_sizes(self._buffers.num_rows)
+        with self._on_device(), torch.inference_mode():
+            graphs = DecodeGraphs(self._model, self._cache, self._buffers, sizes=sizes, max_model_len=self._max_model_len)
+            graphs.capture()
+        self._graphs = graphs
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. What it raises is raised by `result()` of what this returns."""
@@ -70,7 +84,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop weights, KV cache and buffers, and give CUDA memory back. The runner cannot be used afterwards."""
-        self._model = None
+        self._model = self._graphs = None
         for name in ("_cache", "_workspace", "_buffers", "_sampler"):
             self.__dict__.pop(name, None)
         if self.device.type == "cuda":
@@ -83,16 +97,32 @@ class ModelRunner:
 
     def _start(self, plan: StepPlan) -> PendingStep:
         self._buffers.apply(plan)
+        if self._graphs is not None and self._graphs.serves(plan):
+            return self._decode(plan, self._graphs)
         passes = split_into_passes(plan, self._buffers)
         outputs = [self._forward(forward_pass) for forward_pass in passes]
         sampling = [segment for forward_pass in passes for segment in forward_pass.segments if segment.samples]
         samples = self._sample(sampling, [output.sampled_logits for output in outputs if output.sampled_logits is not None])
-        return DeviceStep(plan, sampling, samples, [part for output in outputs for part in output.prompt_logprobs], self.device)
+        sampled_rows = [segment.row for segment in sampling]
+        return DeviceStep(plan, sampled_rows, samples, [part for output in outputs for part in output.prompt_logprobs], self.device)
+
+    def _decode(self, plan: StepPlan, graphs: DecodeGraphs) -> PendingStep:
+        """Every row of the plan by one token. What the graph has drawn is drawn again where a row wants more than it knows of."""
+        count = len(plan.rows)
+        batch = self._sampler.batch_of(plan.rows)
+        output = graphs.run(plan.rows, batch)
+        if batch.is_drawn_plainly:
+            positions = output.positions[:count] + 1
+            samples = Samples(output.token_ids[:count], output.status[:count], positions, batch.buffer_rows, None, batch)
+        else:
+            samples = self._sampler.sample(output.logits[:count], plan.rows, [start + 1 for start in plan.start_positions])
+            self._buffers.write_sampled(samples.buffer_rows, samples.positions, samples.token_ids)
+        return DeviceStep(plan, plan.rows, samples, [], self.device)
 
     def _forward(self, forward_pass: ForwardPass) -> _PassOutput:
         assert self._model is not None, "the runner is closed"
         inputs = build_inputs(forward_pass.segments, forward_pass.logits_indices, self._buffers, self._block_size)
-        if inputs.opened_blocks is not None:
+        if inputs.opened_blocks is not None and self.attention_backend == "torch":
             self._cache.open_blocks(inputs.opened_blocks)
         attention = ATTENTION_BACKENDS[self.attention_backend](inputs, self._cache, self._workspace)
         logits = self._model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, inputs.logits_indices))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pagedcore.core.step import StepPlan, StepResult
-from pagedcore.runtime.inputs import Segment
 from pagedcore.runtime.logprobs import TokenLogprobs
 from pagedcore.runtime.sampler import STATUS_MESSAGES, STATUS_NOT_FINITE, STATUS_OK, Samples
 from pagedcore.runtime.transfer import HostCopy
@@ -40,13 +39,13 @@ class DeviceStep:
     def __init__(
         self,
         plan: StepPlan,
-        sampling: Sequence[Segment],
+        sampled_rows: Sequence[int],
         samples: Samples | None,
         prompt_logprobs: Sequence[PromptLogprobs],
         device: torch.device,
     ) -> None:
         self._plan = plan
-        self._sampled_rows = [segment.row for segment in sampling]
+        self._sampled_rows = sampled_rows
         self._logprob_rows = samples.batch.logprobs if samples is not None else None
         self._prompt_parts = [(f"prompt_{index}", part.row, part.num_top) for index, part in enumerate(prompt_logprobs)]
         tensors: dict[str, Tensor] = {}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from pagedcore.core.step import AdmittedRow, Runner, StepPlan
 from pagedcore.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pagedcore.runtime.model_runner import ModelRunner
 
 UNKNOWN_FREE_BYTES = 4 << 30
 """Taken as free where the system does not say."""
@@ -94,6 +98,17 @@ def measure_activations(runner: Runner, plan: StepPlan, weights_bytes: int, befo
     peak_bytes = torch.cuda.max_memory_reserved(device) - before.reserved_bytes
     outside_bytes = device_memory(device).outside_torch_bytes - before.outside_torch_bytes
     return max(0, peak_bytes - weights_bytes) + max(0, outside_bytes) + CUDA_SLACK_BYTES
+
+
+def measure_graphs(runner: ModelRunner, device: torch.device) -> int:
+    """Capture the decode graphs of `runner` and say how many bytes of CUDA memory they took."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free_bytes = torch.cuda.mem_get_info(device)[0]
+    runner.capture_graphs()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return max(0, free_bytes - torch.cuda.mem_get_info(device)[0])
 
 
 def _host_memory() -> DeviceMemory:

@@ -25,7 +25,7 @@ class Row:
 
 
 class RowBuffers:
-    """Owns the token ids and the block tables of all rows, on the device, and which request has which row.
+    """Owns token ids, their number and the block tables of all rows, on the device, and which request has which row.
 
     Only what changed is copied. A row's old content is not erased: tokens are read up to the row's length and blocks up
     to the block of its last token, both of which the owner has written.
@@ -34,11 +34,17 @@ class RowBuffers:
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.device = device
         self.token_ids = torch.zeros(max_num_seqs, max_model_len + 1, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        """Known tokens of each row."""
         max_blocks = max_model_len // block_size + 1
         self.block_table = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
         self.generation = 0
         """Counts changes of who has which row."""
         self._rows: dict[int, Row] = {}
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids.shape[0]
 
     def __getitem__(self, row: int) -> Row:
         return self._rows[row]
@@ -57,11 +63,13 @@ class RowBuffers:
     def write_sampled(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """token_ids[rows[i], positions[i]] = token_ids[i], in stream order: the next step reads them from there."""
         self.token_ids.index_put_((rows, positions), token_ids.to(torch.int32))
+        self.lengths.index_put_((rows,), (positions + 1).to(torch.int32))
 
     def _admit(self, request: AdmittedRow) -> None:
         assert request.row not in self._rows, f"row {request.row} is admitted while it is in use"
         tokens = to_device(request.token_ids, torch.int32, self.device)
         self.token_ids[request.row, : len(request.token_ids)].copy_(tokens)
+        self.lengths[request.row].fill_(len(request.token_ids))
         blocks = to_device(request.block_ids, torch.int32, self.device)
         self.block_table[request.row, : len(request.block_ids)].copy_(blocks)
         self._rows[request.row] = Row(request, len(request.block_ids))

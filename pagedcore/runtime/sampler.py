@@ -49,7 +49,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[int], seq_lens: Sequence[int]) -> Samples:
         """Draw one token a row from `logits` [N, V], which stay as they are. `seq_lens[i]` counts the tokens known of row i."""
-        batch = self._batch_of(rows)
+        batch = self.batch_of(rows)
         lens = to_device(seq_lens, torch.int64, self._buffers.device)
         if batch.is_plain_greedy:
             best, token_ids = logits.max(dim=-1)
@@ -62,7 +62,8 @@ class Sampler:
             logprobs = token_logprobs(logits.index_select(0, wanted), token_ids.index_select(0, wanted), max(batch.logprobs.num_top))
         return Samples(token_ids, status, lens, batch.buffer_rows, logprobs, batch)
 
-    def _batch_of(self, rows: Sequence[int]) -> SamplingBatch:
+    def batch_of(self, rows: Sequence[int]) -> SamplingBatch:
+        """The settings of these rows; made anew where rows or their requests have changed."""
         key = (tuple(rows), self._buffers.generation)
         if self._batch is None or key != self._batch_key:
             requests = [self._buffers[row].request for row in rows]

@@ -84,6 +84,11 @@ class SamplingBatch:
     def is_plain_greedy(self) -> bool:
         return not self.changes_logits and not self.draws
 
+    @property
+    def is_drawn_plainly(self) -> bool:
+        """Whether a token follows from logits as they are: temperature, top_k, top_p, min_p and seed say all."""
+        return not self.changes_logits and self.logprobs is None
+
 
 FLOAT_FIELDS = ("temperature", "min_p", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 

@@ -67,7 +67,8 @@ def test_cosines_and_sines_of_any_positions_equal_the_references(kind: str) -> N
     positions = torch.tensor([0, 63, 5, 5, 17])
     expected_cos, expected_sin = reference_embedding(KINDS[kind])(torch.zeros(1), positions[None])
     table = RotaryTable(our_parameters(KINDS[kind]), head_dim=HEAD_DIM, max_model_len=64, dtype=torch.float32, device=CPU)
-    for ours, expected in zip(table.at(positions), (expected_cos, expected_sin), strict=True):
+    rotation = table.at(positions)
+    for ours, expected in zip((rotation.cos, rotation.sin), (expected_cos, expected_sin), strict=True):
         assert ours.shape == (5, 1, HEAD_DIM // 2)
         torch.testing.assert_close(ours[:, 0], expected[0, :, : HEAD_DIM // 2], rtol=0.0, atol=2e-6)
 
@@ -113,6 +114,6 @@ def test_yarn_promises_the_scaled_length_and_others_their_configs() -> None:
 def test_the_table_ends_at_max_model_len() -> None:
     table = RotaryTable(our_parameters({}), head_dim=HEAD_DIM, max_model_len=10, dtype=torch.bfloat16, device=CPU)
     assert table.num_positions == 10
-    assert table.at(torch.tensor([9]))[0].dtype == torch.bfloat16
+    assert table.at(torch.tensor([9])).cos.dtype == torch.bfloat16
     with pytest.raises(IndexError):
         table.at(torch.tensor([10]))

@@ -8,6 +8,7 @@ import torch
 from pagedcore.errors import ConfigError
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, PagedAttention, select_attention_backend
 from pagedcore.runtime.decode_groups import _Span, cut_into_groups
+from pagedcore_kernels import has_triton
 from support.paged_attention_cases import TOLERANCE, PagedCase, make_case
 
 
@@ -88,6 +89,7 @@ def test_groups_bound_padding_and_capacity() -> None:
 
 def test_backend_is_chosen_in_one_place() -> None:
     assert select_attention_backend(torch.device("cpu")) == "torch"
-    assert set(ATTENTION_BACKENDS) == {"torch"}
-    with pytest.raises(ConfigError, match="'flash' and must be auto or one of torch"):
+    assert select_attention_backend(torch.device("cuda")) == ("triton" if has_triton() else "torch")
+    assert set(ATTENTION_BACKENDS) == {"torch", "triton"}
+    with pytest.raises(ConfigError, match="'flash' and must be auto or one of torch, triton"):
         select_attention_backend(torch.device("cpu"), "flash")

@@ -5,12 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagedcore.batch import Rotation
+from pagedcore_kernels import rotate_qkv
+
 
 class DenseAttention:
     """Owns keys and values of one sequence, layer by layer; the step's tokens follow those of earlier steps."""
 
+    gathers_angles = True
+
     def __init__(self) -> None:
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
+        norms = {"query_norm": rotation.query_norm, "key_norm": rotation.key_norm}
+        query, key, value = rotate_qkv(qkv, rotation.cos, rotation.sin, num_heads=num_heads, **norms, eps=rotation.eps)
+        return self.forward(layer, query, key, value, scale=scale, sliding_window=sliding_window)
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
         if layer in self._cache:

@@ -89,6 +89,8 @@ def make_case(
     inputs = PassInputs(
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
+        device_query_start_loc=torch.tensor(query_start_loc, dtype=torch.int32, device=device),
+        device_seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
         token_ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
         positions=positions.to(device),
         slot_mapping=compute_slot_mapping(tables, owners, positions, block_size).to(device),

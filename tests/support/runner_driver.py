@@ -14,11 +14,15 @@ from support.tiny_model import TinyModel
 
 GREEDY = SamplingParams(temperature=0.0)
 
+ATTENTION_BACKEND = "auto"
+CAPTURES_GRAPHS = False
+"""What `make_runner` makes; tests on a GPU set both."""
+
 
 def make_runner(
     model: TinyModel, *, num_blocks: int = 200, block_size: int = 8, max_num_seqs: int = 8, max_model_len: int = 512
 ) -> ModelRunner:
-    return ModelRunner(
+    runner = ModelRunner(
         model,
         model.layout,
         num_blocks=num_blocks,
@@ -27,7 +31,11 @@ def make_runner(
         max_model_len=max_model_len,
         dtype=model.embedding.dtype,
         device=model.embedding.device,
+        attention_backend=ATTENTION_BACKEND,
     )
+    if CAPTURES_GRAPHS:
+        runner.capture_graphs()
+    return runner
 
 
 @dataclass

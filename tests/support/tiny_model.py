@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagedcore.batch import InputBatch, KVLayout
+from pagedcore.batch import InputBatch, KVLayout, Rotation
 
 
 class TinyModel:
@@ -39,19 +39,34 @@ class TinyModel:
         self.positions = weight(4096, hidden) * hidden**0.5
         self.qkv = [weight((num_heads + 2 * num_kv_heads) * head_dim, hidden) for _ in range(num_layers)]
         self.head = weight(vocab_size, hidden) * 4
+        half = torch.ones(1, head_dim // 2, dtype=dtype, device=device)
+        self._unturned = torch.cat((half, half * 0), dim=1)  # [1, D]
 
     def forward(self, batch: InputBatch) -> Tensor:
         x = self.embedding[batch.token_ids] + self.positions[batch.positions]
         for layer, qkv in enumerate(self.qkv):
             x = x + self._attend(layer, x, qkv, batch)
             x = torch.nn.functional.rms_norm(x, x.shape[-1:])
-        logits = x[batch.logits_indices] @ self.head.T
+        wanted = slice(None) if batch.logits_indices is None else batch.logits_indices
+        logits = x[wanted] @ self.head.T
         if self.poisoned_token is not None:
-            logits[batch.token_ids[batch.logits_indices] == self.poisoned_token] = float("nan")
+            logits.masked_fill_((batch.token_ids[wanted] == self.poisoned_token)[:, None], float("nan"))
         return logits
 
     def _attend(self, layer: int, x: Tensor, qkv: Tensor, batch: InputBatch) -> Tensor:
         heads = (x @ qkv.T).view(x.shape[0], -1, self.layout.head_dim)
-        query, key, value = heads.split([self.num_heads, self.layout.num_kv_heads, self.layout.num_kv_heads], dim=1)
-        attended = batch.attention.forward(layer, query, key, value, scale=self.layout.head_dim**-0.5, sliding_window=self.sliding_window)
+        attended = batch.attention.attend(
+            layer,
+            heads,
+            self._no_rotation(x.shape[0]),
+            num_heads=self.num_heads,
+            scale=self.layout.head_dim**-0.5,
+            sliding_window=self.sliding_window,
+        )
         return attended.flatten(1)
+
+    def _no_rotation(self, num_tokens: int) -> Rotation:
+        """Every token at position 0: the model's own embedding tells positions apart."""
+        cos, sin = self._unturned.expand(num_tokens, -1)[:, None].chunk(2, dim=-1)
+        positions = torch.zeros(num_tokens, dtype=torch.int64, device=self._unturned.device)
+        return Rotation(cos_sin=self._unturned, positions=positions, cos=cos, sin=sin, query_norm=None, key_norm=None, eps=0.0)

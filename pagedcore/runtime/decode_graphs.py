@@ -1,0 +1,156 @@
+"""Decode steps as CUDA graphs: inputs, model and draw of one token a row in one launch, for padded numbers of rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedcore.batch import InputBatch, Model
+from pagedcore.core.step import StepPlan
+from pagedcore.runtime.kv_cache import KVCache
+from pagedcore.runtime.rows import RowBuffers
+from pagedcore.runtime.sampling_batch import SamplingBatch
+from pagedcore.runtime.transfer import to_device
+from pagedcore.runtime.triton_attention import PagedSequences, TritonAttention
+from pagedcore_kernels.reference.step_inputs import PADDING_ROW, DecodeInputs
+
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_STEP_ABOVE = 64
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of rows that are captured: a step with fewer is padded to the next one."""
+    above = range(_SIZES[-1] + _STEP_ABOVE, max_num_seqs + _STEP_ABOVE, _STEP_ABOVE)
+    sizes = [size for size in (*_SIZES, *above) if size < max_num_seqs]
+    return [*sizes, max_num_seqs]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutput:
+    """What one replay leaves, overwritten by the next one."""
+
+    logits: Tensor  # [S, V]
+    token_ids: Tensor  # [S] int64
+    status: Tensor  # [S] int8
+    positions: Tensor  # [S] int64, of the tokens that were computed
+
+
+@dataclass(frozen=True, slots=True)
+class _DrawSettings:
+    """Sampling settings of S rows, as `sample_tokens` takes them; padding is greedy."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    prompt_lens: Tensor
+
+    @classmethod
+    def allocate(cls, num_rows: int, device: torch.device) -> _DrawSettings:
+        floats = [torch.full((num_rows,), value, dtype=torch.float32, device=device) for value in (0.0, 1.0, 0.0)]
+        ints = [torch.zeros(num_rows, dtype=torch.int64, device=device) for _ in range(3)]
+        return cls(floats[0], ints[0], floats[1], floats[2], ints[1], ints[2])
+
+    def head(self, num_rows: int) -> _DrawSettings:
+        """The first `num_rows`, views."""
+        return _DrawSettings(*(x[:num_rows] for x in (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.prompt_lens)))
+
+    def take(self, batch: SamplingBatch) -> None:
+        """Copy the settings of `batch` to the first rows; rows behind them are greedy."""
+        count = len(batch.buffer_rows)
+        self.temperature[count:].zero_()
+        sources = (batch.floats["temperature"], batch.top_k, batch.floats["top_p"], batch.floats["min_p"], batch.seeds, batch.prompt_lens)
+        targets = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.prompt_lens)
+        for target, source in zip(targets, sources, strict=True):
+            target[:count].copy_(source)
+
+
+class DecodeGraphs:
+    """Owns the captured graphs of one runner, and the buffers that they read and write.
+
+    A graph reads tokens, blocks and lengths from `buffers` by row, so that a step whose rows are those of the step before
+    needs no copy from the host.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, buffers: RowBuffers, *, sizes: Sequence[int], max_model_len: int) -> None:
+        device = buffers.device
+        self._model = model
+        self._cache = cache
+        self._buffers = buffers
+        self._sizes = list(sizes)
+        self._max_model_len = max_model_len
+        largest = self._sizes[-1]
+        self._rows = torch.full((largest,), PADDING_ROW, dtype=torch.int64, device=device)
+        self._inputs = DecodeInputs.allocate(largest, buffers.block_table.shape[1], device)
+        self._settings = _DrawSettings.allocate(largest, device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, GraphOutput]] = {}
+        self._host_rows: tuple[int, ...] = ()
+        self._batch: SamplingBatch | None = None
+
+    def serves(self, plan: StepPlan) -> bool:
+        """Whether every row of the plan computes and draws one token, and the rows are not too many."""
+        return plan.total_num_tokens == len(plan.rows) <= self._sizes[-1] and all(plan.samples)
+
+    def capture(self) -> None:
+        """Record every size, largest first: smaller ones find their memory in its pool. Row buffers and cache stay as they are."""
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self._buffers.device)
+        for size in reversed(self._sizes):
+            with torch.cuda.stream(stream):
+                self._step(size)  # compiles kernels, and lets libraries allocate what they keep
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                output = self._step(size)
+            self._graphs[size] = graph, output
+
+    def run(self, rows: Sequence[int], batch: SamplingBatch) -> GraphOutput:
+        """One token of each of `rows`: computed, drawn by the settings of `batch`, and written to its row. Does not wait."""
+        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        self._set_rows(tuple(rows), size)
+        if batch is not self._batch:
+            self._settings.take(batch)
+            self._batch = batch
+        graph, output = self._graphs[size]
+        graph.replay()
+        return output
+
+    def _set_rows(self, rows: tuple[int, ...], size: int) -> None:
+        padded = rows + (PADDING_ROW,) * (size - len(rows))
+        if padded != self._host_rows[:size]:
+            self._rows[:size].copy_(to_device(padded, torch.int64, self._buffers.device))
+            self._host_rows = padded
+
+    def _step(self, size: int) -> GraphOutput:
+        from pagedcore_kernels.triton_ops.sampling import sample_tokens
+        from pagedcore_kernels.triton_ops.step_inputs import prepare_decode_inputs, write_sampled
+
+        buffers, rows = self._buffers, self._rows[:size]
+        inputs, settings = self._inputs.head(size), self._settings.head(size)
+        prepare_decode_inputs(buffers.token_ids, buffers.block_table, buffers.lengths, rows, block_size=self._cache.block_size, out=inputs)
+        sequences = PagedSequences(
+            slot_mapping=inputs.slot_mapping,
+            block_tables=inputs.block_tables,
+            seq_lens=inputs.seq_lens,
+            query_start_loc=None,
+            max_query_len=1,
+            max_seq_len=self._max_model_len,
+        )
+        attention = TritonAttention(sequences, self._cache)
+        logits = self._model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, None))
+        drawn = sample_tokens(
+            logits,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            seeds=settings.seeds,
+            output_indices=inputs.seq_lens.long() - settings.prompt_lens,
+        )
+        write_sampled(drawn.token_ids, rows, inputs.positions, buffers.token_ids, buffers.lengths)
+        return GraphOutput(logits, drawn.token_ids, drawn.status, inputs.positions)
