@@ -1,4 +1,4 @@
-"""The command line: `pagedcore serve | chat | generate | bench | doctor`. Commands are typed functions that build a config."""
+"""The command line: `pagedcore serve | chat | generate | bench | compare | doctor`. Commands are typed functions that build a config."""
 
 from __future__ import annotations
 
@@ -181,6 +181,58 @@ def bench(
     for row in result.rows():
         table.add_row(*row)
     Console().print(table)
+
+
+@app.command()
+@takes_engine_flags
+def compare(
+    config: EngineConfig,
+    a: Annotated[str, typer.Argument(metavar="A", help="The reference: folder, hub name or SmolLM2-135M-Instruct.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to judge, of the same tokenizer.", show_default=False)],
+    text: Annotated[Path, typer.Option(help="UTF-8 text to score: the nearer to your own traffic, the better.", show_default=False)],
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens that are scored together; None is 1024, or less if a model holds less.", min=2, show_default=False),
+    ] = None,
+    max_text_tokens: Annotated[int | None, typer.Option(help="Score the first so many tokens only.", min=2, show_default=False)] = None,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(help="Requests that both answer: a JSON list of texts and lists of messages, or one text a line.", show_default=False),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests of the traffic in flight.", min=1, max=4096)] = 8,
+    traffic_output_tokens: Annotated[int, typer.Option(help="Tokens generated for each request of the traffic.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Judge model B by model A.
+
+    Perplexity of both, KL divergence, agreement, sizes and speed on the same text; with --traffic also cache hit rates and memory.
+    Engine flags apply to both.
+    """
+    from rich.console import Console
+
+    from pagedcore.commands.compare import compare_models, read_text
+    from pagedcore.commands.comparison_table import show
+    from pagedcore.commands.progress_bars import progress_bars
+    from pagedcore.commands.trial import Traffic
+    from pagedcore.warm_up import read_warm_up_file
+
+    if config.model is not None:
+        raise ConfigError(f"compare takes two models as arguments; leave out --model {config.model}.")
+    prompts = None if traffic is None else read_warm_up_file(traffic, what="traffic file", flag="--traffic")
+    with progress_bars() as progress:
+        comparison = compare_models(
+            config.replace(model=a),
+            config.replace(model=b),
+            read_text(text),
+            window=window,
+            max_text_tokens=max_text_tokens,
+            traffic=None if prompts is None else Traffic(prompts=prompts, concurrency=concurrency, output_tokens=traffic_output_tokens),
+            progress=progress,
+        )
+    if as_json:
+        Console(soft_wrap=True).print_json(data=comparison.as_json())
+    else:
+        show(Console(), comparison)
 
 
 @app.command()

@@ -14,21 +14,21 @@ WarmUpPrompt = str | list[dict[str, Any]]
 """Text as it is, or the messages that conversations begin with."""
 
 
-def read_warm_up_file(path: str | Path) -> list[WarmUpPrompt]:
-    """A JSON list of texts and lists of messages, or one text a line. Raises `ConfigError`."""
+def read_warm_up_file(path: str | Path, *, what: str = "warm-up file", flag: str = "--warmup-file") -> list[WarmUpPrompt]:
+    """A JSON list of texts and lists of messages, or one text a line. Raises `ConfigError`, calling the file `what` and naming `flag`."""
     try:
         content = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"The warm-up file {str(path)!r} cannot be read: {reason}; check --warmup-file.") from error
+        raise ConfigError(f"The {what} {str(path)!r} cannot be read: {reason}; check {flag}.") from error
     if not content.lstrip().startswith("["):
         return [line for line in content.splitlines() if line.strip()]
     try:
         prompts = json.loads(content)
     except ValueError as error:
-        raise ConfigError(f"The warm-up file {str(path)!r} is not valid JSON: {error}.") from error
+        raise ConfigError(f"The {what} {str(path)!r} is not valid JSON: {error}.") from error
     if not all(isinstance(prompt, str) or _is_conversation(prompt) for prompt in prompts):
-        raise ConfigError(f"The warm-up file {str(path)!r} must be a JSON list of texts and of lists of messages, or hold one text a line.")
+        raise ConfigError(f"The {what} {str(path)!r} must be a JSON list of texts and of lists of messages, or hold one text a line.")
     return list(prompts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,10 +45,18 @@ class Result:
     first_token_s: list[float]
     per_output_token_s: list[float]
 
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.num_output_tokens / self.wall_s
+
+    @property
+    def first_token_p50_s(self) -> float:
+        return _quantile(self.first_token_s, 0.5)
+
     def rows(self) -> list[tuple[str, str]]:
         """The table's lines."""
         return [
-            ("output tokens per second", f"{self.num_output_tokens / self.wall_s:,.1f}"),
+            ("output tokens per second", f"{self.output_tokens_per_s:,.1f}"),
             ("all tokens per second", f"{(self.num_prompt_tokens + self.num_output_tokens) / self.wall_s:,.1f}"),
             ("prompt / output tokens", f"{self.num_prompt_tokens:,} / {self.num_output_tokens:,}"),
             ("prompt tokens from the prefix cache", f"{self.num_cached_tokens:,} ({self.num_cached_tokens / self.num_prompt_tokens:.0%})"),
@@ -59,20 +67,32 @@ class Result:
 
 
 def run_load(engine: AsyncEngine, load: Load, advance: Callable[[], None]) -> Result:
-    """Send every prompt at once and wait for all; `advance` is called as each one ends. Raises the first failure.
+    """Send every prompt of the load at once and wait for all. See `run_prompts`."""
+    return run_prompts(engine, load.prompts(engine.info.vocab_size), load.num_output_tokens, advance)
+
+
+def run_prompts(
+    engine: AsyncEngine,
+    prompts: Sequence[Sequence[int]],
+    num_output_tokens: int,
+    advance: Callable[[], None],
+    *,
+    concurrency: int | None = None,
+) -> Result:
+    """Send prompts in their order, `concurrency` at a time (None is all at once), and wait for all; `advance` is called as each
+    one ends. Raises the first failure.
 
     A failure, or Ctrl-C, closes the engine: the threads that wait for the other requests end with them.
     """
-    params = SamplingParams(temperature=0.0, max_tokens=load.num_output_tokens, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True, detokenize=False)
 
-    def run_one(prompt: list[int]) -> RequestOutput:
+    def run_one(prompt: Sequence[int]) -> RequestOutput:
         *_, last = engine.generate_sync(prompt, params)
         advance()
         return last
 
-    prompts = load.prompts(engine.info.vocab_size)
     start = time.perf_counter()
-    with ThreadPoolExecutor(max_workers=load.num_prompts) as threads:
+    with ThreadPoolExecutor(max_workers=concurrency or len(prompts)) as threads:
         try:
             outputs = list(threads.map(run_one, prompts))
         except BaseException:
@@ -108,6 +128,9 @@ def _decode_s(timings: RequestTimings) -> float:
 def _milliseconds(values: list[float]) -> str:
     if not values:
         return "-"
-    ordered = sorted(values)
-    p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
+    p50, p99 = (_quantile(values, share) for share in (0.5, 0.99))
     return f"{1000 * p50:,.1f} / {1000 * p99:,.1f} ms"
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -49,7 +49,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_the_commands_and_each_has_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     overview = capsys.readouterr().out
-    for command in ("serve", "chat", "generate", "bench", "doctor"):
+    for command in ("serve", "chat", "generate", "bench", "compare", "doctor"):
         assert f"\n  {command} " in overview
         assert run(command, "--help") == 0
         assert "Usage: pagedcore " + command in capsys.readouterr().out
