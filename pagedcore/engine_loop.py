@@ -11,9 +11,9 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -37,6 +37,9 @@ _Item = tuple[Literal["message", "call", "close"], Any, Any]
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failed steps in a row after which the engine gives up: the device is not coming back by itself."""
+
+MAX_GATHERING_S = 0.05
+"""Longest that the engine waits for requests that come together; others wait with it."""
 
 IDLE_FLUSH_S = 1.0
 """An idle engine wakes this often to move the windows of its gauges on."""
@@ -133,6 +136,19 @@ class EngineLoop:
     @property
     def is_recording(self) -> bool:
         return self._records
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What is submitted inside is planned together: the engine waits for the end of the block, or `MAX_GATHERING_S`.
+
+        Raises `EngineClosedError` when the engine is closed.
+        """
+        is_complete = threading.Event()
+        self._put(("call", partial(is_complete.wait, MAX_GATHERING_S), Future()))
+        try:
+            yield
+        finally:
+            is_complete.set()
 
     def start_recording(self) -> None:
         """Count from now on: what ran before (the warm-up) is no traffic."""

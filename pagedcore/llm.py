@@ -105,8 +105,9 @@ class LLM:
         front, waker = self._engine.front, QueueWaker()
         streams: list[RequestStream] = []
         try:
-            for prompt, request_params, context in zip(prompts, params, contexts, strict=True):
-                streams.append(front.open(prompt, request_params, None, context=context, arrival_s=time.monotonic(), waker=waker))
+            with self._engine.loop.gathering():
+                for prompt, request_params, context in zip(prompts, params, contexts, strict=True):
+                    streams.append(front.open(prompt, request_params, None, context=context, arrival_s=time.monotonic(), waker=waker))
             with _progress(len(streams), use_tqdm) as advance:
                 _drain(streams, waker, advance)
         finally:

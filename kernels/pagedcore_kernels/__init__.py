@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedcore_kernels.dispatch import add_rms_norm, has_triton, rms_norm, silu_mul
+from pagedcore_kernels.dispatch import add_rms_norm, has_triton, linear, rms_norm, silu_mul
 from pagedcore_kernels.reference.attention import paged_attention
 from pagedcore_kernels.reference.kv_cache import compute_slot_mapping, write_kv
 from pagedcore_kernels.reference.rotary import rotary, rotate_qkv
@@ -23,6 +23,7 @@ __all__ = [
     "gumbel_noise",
     "has_triton",
     "keep_candidates",
+    "linear",
     "order_candidates",
     "paged_attention",
     "rms_norm",

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from pagedcore.quant.cpu import pack, packed_linear, packing_pays
 from pagedcore.quant.stacked import stack
 from pagedcore.quant.tensor_spec import TensorSpec
+from pagedcore_kernels import linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class LinearMethod(Protocol):
 
     @property
     def backend(self) -> str:
-        """What multiplies: see `docs/settings.md`. Known after `repack`."""
+        """What multiplies: a name of `docs/quantization.md`. Known after `repack`."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class DenseProduct:
         """[T, in] -> [T, out]."""
         if self._is_packed:
             return packed_linear(x, self._weight, self._bias)
-        return F.linear(x, self._weight, self._bias)
+        return linear(x, self._weight, self._bias)
 
 
 class UnquantizedLinear:

@@ -76,7 +76,7 @@ def build_runner(
     max_model_len = resolve_max_model_len(memory, request)
     runner = _make_runner(config, model, resolved, num_blocks=memory.num_blocks, max_model_len=max_model_len)
     if _uses_graphs(config, runner):
-        runner.capture_graphs()
+        runner.capture_graphs(resolved.max_num_batched_tokens)
     source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
     plan = _engine_plan(config, source, resolved, memory, max_model_len, model.linear_backend)
     _report(plan)
@@ -200,7 +200,7 @@ def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: 
         vocab_size=model.vocab_size,
     )
     activations_bytes = measure_activations(runner, plan, model.num_weight_bytes, before, resolved.device)
-    graphs_bytes = measure_graphs(runner, resolved.device) if _uses_graphs(config, runner) else 0
+    graphs_bytes = measure_graphs(runner, resolved.max_num_batched_tokens, resolved.device) if _uses_graphs(config, runner) else 0
     runner.close()
     return activations_bytes, graphs_bytes
 

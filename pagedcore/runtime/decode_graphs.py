@@ -22,6 +22,12 @@ _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _STEP_ABOVE = 64
 
 
+_CONTEXTS = (1024, 8192)
+"""Longest contexts for which few rows have graphs of their own: a shorter bound means fewer parts to split them into."""
+_MAX_SPLIT_HEADS = 256
+"""Rows times kv heads above which a context is not split, whatever its length."""
+
+
 def graph_sizes(max_num_seqs: int) -> list[int]:
     """Numbers of rows that are captured: a step with fewer is padded to the next one."""
     above = range(_SIZES[-1] + _STEP_ABOVE, max_num_seqs + _STEP_ABOVE, _STEP_ABOVE)
@@ -88,35 +94,40 @@ class DecodeGraphs:
         self._rows = torch.full((largest,), PADDING_ROW, dtype=torch.int64, device=device)
         self._inputs = DecodeInputs.allocate(largest, buffers.block_table.shape[1], device)
         self._settings = _DrawSettings.allocate(largest, device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, GraphOutput]] = {}
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, GraphOutput]] = {}
+        """By number of rows and longest context."""
         self._host_rows: tuple[int, ...] = ()
         self._batch: SamplingBatch | None = None
 
     def serves(self, plan: StepPlan) -> bool:
         """Whether every row of the plan computes and draws one token, and the rows are not too many."""
-        return plan.total_num_tokens == len(plan.rows) <= self._sizes[-1] and all(plan.samples)
+        return 0 < plan.total_num_tokens == len(plan.rows) <= self._sizes[-1] and all(plan.samples)
 
     def capture(self) -> None:
         """Record every size, largest first: smaller ones find their memory in its pool. Row buffers and cache stay as they are."""
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self._buffers.device)
-        for size in reversed(self._sizes):
+        for size, context in self._shapes():
             with torch.cuda.stream(stream):
-                self._step(size)  # compiles kernels, and lets libraries allocate what they keep
+                self._step(size, context)  # compiles kernels, and lets libraries allocate what they keep
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                output = self._step(size)
-            self._graphs[size] = graph, output
+                output = self._step(size, context)
+            self._graphs[size, context] = graph, output
 
-    def run(self, rows: Sequence[int], batch: SamplingBatch) -> GraphOutput:
-        """One token of each of `rows`: computed, drawn by the settings of `batch`, and written to its row. Does not wait."""
+    def run(self, rows: Sequence[int], longest: int, batch: SamplingBatch) -> GraphOutput:
+        """One token of each of `rows`: computed, drawn by the settings of `batch`, and written to its row. Does not wait.
+
+        `longest` is the length of the longest row, with the token that is computed.
+        """
         size = self._sizes[bisect_left(self._sizes, len(rows))]
         self._set_rows(tuple(rows), size)
         if batch is not self._batch:
             self._settings.take(batch)
             self._batch = batch
-        graph, output = self._graphs[size]
+        contexts = self._contexts(size)
+        graph, output = self._graphs[size, contexts[bisect_left(contexts, longest)]]
         graph.replay()
         return output
 
@@ -126,7 +137,16 @@ class DecodeGraphs:
             self._rows[:size].copy_(to_device(padded, torch.int64, self._buffers.device))
             self._host_rows = padded
 
-    def _step(self, size: int) -> GraphOutput:
+    def _shapes(self) -> list[tuple[int, int]]:
+        return [(size, context) for size in reversed(self._sizes) for context in self._contexts(size)]
+
+    def _contexts(self, size: int) -> list[int]:
+        """Bounds of the context for which graphs of this size exist, rising."""
+        if size * self._cache.layout.num_kv_heads > _MAX_SPLIT_HEADS:
+            return [self._max_model_len]
+        return [*(context for context in _CONTEXTS if context < self._max_model_len), self._max_model_len]
+
+    def _step(self, size: int, context: int) -> GraphOutput:
         from pagedcore_kernels.triton_ops.sampling import sample_tokens
         from pagedcore_kernels.triton_ops.step_inputs import prepare_decode_inputs, write_sampled
 
@@ -137,9 +157,8 @@ class DecodeGraphs:
             slot_mapping=inputs.slot_mapping,
             block_tables=inputs.block_tables,
             seq_lens=inputs.seq_lens,
-            query_start_loc=None,
-            max_query_len=1,
-            max_seq_len=self._max_model_len,
+            max_seq_len=context,
+            prefill=None,
         )
         attention = TritonAttention(sequences, self._cache)
         logits = self._model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, None))

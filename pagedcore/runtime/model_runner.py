@@ -13,11 +13,12 @@ from pagedcore.batch import InputBatch, KVLayout, Model
 from pagedcore.core.step import PendingStep, StepPlan
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, select_attention_backend
 from pagedcore.runtime.decode_graphs import DecodeGraphs, graph_sizes
-from pagedcore.runtime.inputs import Segment, build_inputs
+from pagedcore.runtime.inputs import PassInputs, Segment, build_inputs
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.logprobs import token_logprobs
 from pagedcore.runtime.passes import ForwardPass, split_into_passes
 from pagedcore.runtime.pending import DeviceStep, FailedStep, PromptLogprobs
+from pagedcore.runtime.prefill_graphs import PrefillGraphs, prefill_graph_shapes
 from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampler import Sampler, Samples
 
@@ -64,15 +65,19 @@ class ModelRunner:
         self._buffers = RowBuffers(max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=block_size, device=self.device)
         self._sampler = Sampler(self._buffers, model.vocab_size)
         self._graphs: DecodeGraphs | None = None
+        self._prefill_graphs: PrefillGraphs | None = None
 
-    def capture_graphs(self, sizes: Sequence[int] | None = None) -> None:
-        """Record decode steps of `sizes` rows (None: those that serve every number) as CUDA graphs; they are used from now on."""
+    def capture_graphs(self, max_num_tokens: int) -> None:
+        """Record decode steps, and small steps with prompts of up to `max_num_tokens` tokens, as CUDA graphs; they are used from now on."""
         assert self._model is not None, "the runner is closed"
-        sizes = sizes or graph_sizes(self._buffers.num_rows)
+        sizes, num_rows = graph_sizes(self._buffers.num_rows), self._buffers.num_rows
         with self._on_device(), torch.inference_mode():
-            graphs = DecodeGraphs(self._model, self._cache, self._buffers, sizes=sizes, max_model_len=self._max_model_len)
-            graphs.capture()
-        self._graphs = graphs
+            decode = DecodeGraphs(self._model, self._cache, self._buffers, sizes=sizes, max_model_len=self._max_model_len)
+            decode.capture()
+            shapes, max_blocks = prefill_graph_shapes(num_rows, max_num_tokens), self._buffers.block_table.shape[1]
+            prefill = PrefillGraphs(self._model, self._cache, shapes=shapes, max_blocks=max_blocks, device=self.device)
+            prefill.capture()
+        self._graphs, self._prefill_graphs = decode, prefill
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. What it raises is raised by `result()` of what this returns."""
@@ -84,7 +89,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop weights, KV cache and buffers, and give CUDA memory back. The runner cannot be used afterwards."""
-        self._model = self._graphs = None
+        self._model = self._graphs = self._prefill_graphs = None
         for name in ("_cache", "_workspace", "_buffers", "_sampler"):
             self.__dict__.pop(name, None)
         if self.device.type == "cuda":
@@ -110,7 +115,7 @@ class ModelRunner:
         """Every row of the plan by one token. What the graph has drawn is drawn again where a row wants more than it knows of."""
         count = len(plan.rows)
         batch = self._sampler.batch_of(plan.rows)
-        output = graphs.run(plan.rows, batch)
+        output = graphs.run(plan.rows, max(plan.start_positions) + 1, batch)
         if batch.is_drawn_plainly:
             positions = output.positions[:count] + 1
             samples = Samples(output.token_ids[:count], output.status[:count], positions, batch.buffer_rows, None, batch)
@@ -124,8 +129,7 @@ class ModelRunner:
         inputs = build_inputs(forward_pass.segments, forward_pass.logits_indices, self._buffers, self._block_size)
         if inputs.opened_blocks is not None and self.attention_backend == "torch":
             self._cache.open_blocks(inputs.opened_blocks)
-        attention = ATTENTION_BACKENDS[self.attention_backend](inputs, self._cache, self._workspace)
-        logits = self._model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, inputs.logits_indices))
+        logits = self._logits(self._model, inputs)
         num_sampled = sum(segment.samples for segment in forward_pass.segments)
         prompt_logprobs: list[PromptLogprobs] = []
         first = num_sampled
@@ -133,6 +137,15 @@ class ModelRunner:
             prompt_logprobs.append(self._prompt_logprobs(segment, logits[first : first + count]))
             first += count
         return _PassOutput(logits[:num_sampled] if num_sampled else None, prompt_logprobs)
+
+    def _logits(self, model: Model, inputs: PassInputs) -> Tensor:
+        graphs = self._prefill_graphs
+        if graphs is not None:
+            shape = graphs.shape_for(inputs.query_start_loc[-1], len(inputs.seq_lens), len(inputs.logits_indices))
+            if shape is not None:
+                return graphs.run(shape, inputs)
+        attention = ATTENTION_BACKENDS[self.attention_backend](inputs, self._cache, self._workspace)
+        return model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, inputs.logits_indices))
 
     def _prompt_logprobs(self, segment: Segment, logits: Tensor) -> PromptLogprobs:
         num_top = self._buffers[segment.row].request.params.prompt_logprobs or 0

@@ -100,12 +100,12 @@ def measure_activations(runner: Runner, plan: StepPlan, weights_bytes: int, befo
     return max(0, peak_bytes - weights_bytes) + max(0, outside_bytes) + CUDA_SLACK_BYTES
 
 
-def measure_graphs(runner: ModelRunner, device: torch.device) -> int:
-    """Capture the decode graphs of `runner` and say how many bytes of CUDA memory they took."""
+def measure_graphs(runner: ModelRunner, max_num_batched_tokens: int, device: torch.device) -> int:
+    """Capture the graphs of `runner` and say how many bytes of CUDA memory they took."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(device)[0]
-    runner.capture_graphs()
+    runner.capture_graphs(max_num_batched_tokens)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return max(0, free_bytes - torch.cuda.mem_get_info(device)[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -53,8 +54,8 @@ class RowBuffers:
         """Take in the plan's diffs: released rows, then admitted ones, then new blocks."""
         for row in plan.released_rows:
             del self._rows[row]
-        for request in plan.admitted:
-            self._admit(request)
+        if plan.admitted:
+            self._admit(plan.admitted)
         if plan.released_rows or plan.admitted:
             self.generation += 1
         if plan.new_blocks:
@@ -65,14 +66,28 @@ class RowBuffers:
         self.token_ids.index_put_((rows, positions), token_ids.to(torch.int32))
         self.lengths.index_put_((rows,), (positions + 1).to(torch.int32))
 
-    def _admit(self, request: AdmittedRow) -> None:
-        assert request.row not in self._rows, f"row {request.row} is admitted while it is in use"
-        tokens = to_device(request.token_ids, torch.int32, self.device)
-        self.token_ids[request.row, : len(request.token_ids)].copy_(tokens)
-        self.lengths[request.row].fill_(len(request.token_ids))
-        blocks = to_device(request.block_ids, torch.int32, self.device)
-        self.block_table[request.row, : len(request.block_ids)].copy_(blocks)
-        self._rows[request.row] = Row(request, len(request.block_ids))
+    def _admit(self, requests: Sequence[AdmittedRow]) -> None:
+        """All tokens and blocks of all requests travel in one copy."""
+        for request in requests:
+            assert request.row not in self._rows, f"row {request.row} is admitted while it is in use"
+            self._rows[request.row] = Row(request, len(request.block_ids))
+        counts = ([len(request.token_ids) for request in requests], [len(request.block_ids) for request in requests])
+        tokens = chain.from_iterable(request.token_ids for request in requests)
+        blocks = chain.from_iterable(request.block_ids for request in requests)
+        values = [*(request.row for request in requests), *counts[0], *counts[1], *tokens, *blocks]
+        rows, *parts = to_device(values, torch.int32, self.device).split([len(requests)] * 3 + [sum(counts[0]), sum(counts[1])])
+        num_tokens, num_blocks, token_ids, block_ids = parts
+        self.lengths.index_put_((rows.long(),), num_tokens)
+        self._write_heads(self.token_ids, rows, num_tokens, token_ids)
+        self._write_heads(self.block_table, rows, num_blocks, block_ids)
+
+    @staticmethod
+    def _write_heads(target: Tensor, rows: Tensor, counts: Tensor, values: Tensor) -> None:
+        """target[rows[i], : counts[i]] = the next counts[i] of `values`."""
+        owner = torch.repeat_interleave(counts, output_size=len(values))
+        first = counts.cumsum(0) - counts
+        columns = torch.arange(len(values), device=values.device) - first[owner]
+        target.index_put_((rows.long()[owner], columns), values)
 
     def _append_blocks(self, new_blocks: Sequence[tuple[int, Sequence[int]]]) -> None:
         rows: list[int] = []

@@ -2,37 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from pagedcore.batch import Rotation
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
 
+LONG_QUERIES = 4096
+"""Queries of one sequence from which cuDNN's kernel over gathered keys is faster than ours over the paged cache."""
+LONG_MULTIPLE = 1024
+"""cuDNN builds a plan for each pair of lengths that it meets, in tens of milliseconds: only lengths that come again are given to it."""
+_CUDNN_HEAD_DIMS = (64, 128)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedSequences:
-    """S sequences whose queries are the last tokens of each, on the device; the two maxima are the host's."""
+    """S sequences whose queries are the last tokens of each, on the device."""
 
     slot_mapping: Tensor  # [T] int64
     block_tables: Tensor  # [S, max_blocks] int32
     seq_lens: Tensor  # [S] int32
-    query_start_loc: Tensor | None  # [S + 1] int32; None: one query a sequence
-    max_query_len: int
     max_seq_len: int
+    prefill: Prefill | None
+    """None: one query a sequence."""
 
     @classmethod
     def of_pass(cls, inputs: PassInputs) -> PagedSequences:
-        longest = max(last - first for first, last in zip(inputs.query_start_loc, inputs.query_start_loc[1:], strict=False))
         return cls(
             slot_mapping=inputs.slot_mapping,
             block_tables=inputs.block_tables,
             seq_lens=inputs.device_seq_lens,
-            query_start_loc=inputs.device_query_start_loc if longest > 1 else None,
-            max_query_len=longest,
             max_seq_len=max(inputs.seq_lens),
+            prefill=Prefill.of_pass(inputs),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRun:
+    """Sequences [first, end) that one launch serves."""
+
+    first: int
+    end: int
+    max_query_len: int
+    long: tuple[slice, int] | None = None
+    """One long sequence alone: its tokens of the pass, and its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The sequences behind the first `num_decodes`, which have one query each."""
+
+    query_start_loc: Tensor  # [S + 1] int32
+    num_decodes: int
+    runs: list[PrefillRun]
+
+    @classmethod
+    def of_pass(cls, inputs: PassInputs) -> Prefill | None:
+        counts = [last - first for first, last in pairwise(inputs.query_start_loc)]
+        num_decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
+        if num_decodes == len(counts):
+            return None
+        return cls(inputs.device_query_start_loc, num_decodes, list(_runs(inputs, counts, num_decodes)))
+
+
+def _runs(inputs: PassInputs, counts: list[int], first: int) -> Iterator[PrefillRun]:
+    """A long sequence alone, the others between them together."""
+    for sequence in range(first, len(counts)):
+        count, seq_len = counts[sequence], inputs.seq_lens[sequence]
+        if count >= LONG_QUERIES and count % LONG_MULTIPLE == 0 and seq_len % LONG_MULTIPLE == 0:
+            if first < sequence:
+                yield PrefillRun(first, sequence, max(counts[first:sequence]))
+            start = inputs.query_start_loc[sequence]
+            yield PrefillRun(sequence, sequence + 1, count, (slice(start, start + count), seq_len))
+            first = sequence + 1
+    if first < len(counts):
+        yield PrefillRun(first, len(counts), max(counts[first:]))
 
 
 class TritonAttention:
@@ -51,7 +100,6 @@ class TritonAttention:
     def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
         """See `pagedcore.batch.Attention`. Changes the cache of `layer`."""
         from pagedcore_kernels.triton_ops.attention_decode import paged_attention_decode
-        from pagedcore_kernels.triton_ops.attention_prefill import paged_attention_prefill
         from pagedcore_kernels.triton_ops.rotary_kv import rotate_and_write_kv
 
         sequences = self._sequences
@@ -68,25 +116,47 @@ class TritonAttention:
             key_norm=rotation.key_norm,
             eps=rotation.eps,
         )
-        if sequences.query_start_loc is None:
-            return paged_attention_decode(
-                query,
+        out = torch.empty_like(query)
+        num_decodes = len(sequences.seq_lens) if sequences.prefill is None else sequences.prefill.num_decodes
+        if num_decodes:
+            paged_attention_decode(
+                query[:num_decodes],
                 keys,
                 values,
-                sequences.block_tables,
-                sequences.seq_lens,
+                sequences.block_tables[:num_decodes],
+                sequences.seq_lens[:num_decodes],
                 scale=scale,
                 max_seq_len=sequences.max_seq_len,
                 sliding_window=sliding_window,
+                out=out[:num_decodes],
             )
-        return paged_attention_prefill(
-            query,
-            keys,
-            values,
-            sequences.block_tables,
-            sequences.seq_lens,
-            sequences.query_start_loc,
-            scale=scale,
-            max_query_len=sequences.max_query_len,
-            sliding_window=sliding_window,
-        )
+        if sequences.prefill is not None:
+            self._prefill(sequences.prefill, query, keys, values, out, scale, sliding_window)
+        return out
+
+    def _prefill(
+        self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float, sliding_window: int | None
+    ) -> None:
+        from pagedcore_kernels.triton_ops.attention_prefill import paged_attention_prefill
+        from pagedcore_kernels.triton_ops.attention_prefill_cudnn import paged_attention_prefill_cudnn
+
+        sequences = self._sequences
+        takes_long = sliding_window is None and query.element_size() == 2 and query.shape[2] in _CUDNN_HEAD_DIMS
+        for run in prefill.runs:
+            if run.long is not None and takes_long:
+                tokens, seq_len = run.long
+                table = sequences.block_tables[run.first]
+                paged_attention_prefill_cudnn(query[tokens], keys, values, table, seq_len=seq_len, scale=scale, out=out[tokens])
+                continue
+            paged_attention_prefill(
+                query,
+                keys,
+                values,
+                sequences.block_tables[run.first : run.end],
+                sequences.seq_lens[run.first : run.end],
+                prefill.query_start_loc[run.first : run.end + 1],
+                scale=scale,
+                max_query_len=run.max_query_len,
+                sliding_window=sliding_window,
+                out=out,
+            )

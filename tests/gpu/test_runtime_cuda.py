@@ -16,7 +16,7 @@ from pagedcore.runtime.build import build_runner
 from pagedcore.runtime.probe import profiling_plan
 from pagedcore.sampling_params import SamplingParams
 from pagedcore_kernels import gumbel_noise
-from support import runner_checks, sampler_checks
+from support import runner_checks, runner_driver, sampler_checks
 from support.paged_attention_cases import TOLERANCE, make_case
 
 pytestmark = pytest.mark.gpu
@@ -48,32 +48,45 @@ def test_attention_equals_dense(dtype, block_size, num_heads, num_kv_heads, head
     torch.testing.assert_close(actual.double(), case.dense(0.125, sliding_window), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.fixture(params=["torch", "triton", "triton and graphs"])
+def _backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_driver, "ATTENTION_BACKEND", request.param.split()[0])
+    monkeypatch.setattr(runner_driver, "CAPTURES_GRAPHS", "graphs" in request.param)
+
+
+@pytest.mark.usefixtures("_backend")
 def test_together_equals_alone() -> None:
     runner_checks.check_together_equals_alone("cuda")
 
 
+@pytest.mark.usefixtures("_backend")
 @pytest.mark.parametrize("chunk", [1, 8, 32])
 def test_chunked_prefill_equals_whole(chunk: int) -> None:
     runner_checks.check_chunks_equal_whole("cuda", chunk)
 
 
+@pytest.mark.usefixtures("_backend")
 @pytest.mark.parametrize("block_size", [8, 64, 256])
 def test_block_size_is_irrelevant(block_size: int) -> None:
     runner_checks.check_block_size_is_irrelevant("cuda", block_size)
 
 
+@pytest.mark.usefixtures("_backend")
 def test_resume_after_preemption_equals_uninterrupted() -> None:
     runner_checks.check_resume_equals_uninterrupted("cuda")
 
 
+@pytest.mark.usefixtures("_backend")
 def test_submit_ahead_equals_step_by_step() -> None:
     runner_checks.check_submit_ahead_equals_step_by_step("cuda")
 
 
+@pytest.mark.usefixtures("_backend")
 def test_poisoned_memory_never_leaks() -> None:
     runner_checks.check_poisoned_memory_never_leaks("cuda")
 
 
+@pytest.mark.usefixtures("_backend")
 def test_prompt_logprobs_in_chunks_equal_one_token_at_a_time() -> None:
     runner_checks.check_prompt_logprobs("cuda")
 

@@ -81,9 +81,9 @@ def check_poisoned_memory_never_leaks(device: str) -> None:
     driver = Driver(runner, num_blocks=12)
     sick = driver.add(0, [60] * 30)
     healthy = driver.add(1, good)
-    model.poisoned_token = 60
+    model.poison(60)
     result = driver.step([(sick, 30), (healthy, 27)])
-    model.poisoned_token = None
+    model.poison(None)
     assert set(result.row_errors) == {0}
     assert "NaN" in result.row_errors[0]
     runner._cache.data[:, torch.tensor(sick.blocks, device=device)] = float("nan")

@@ -34,7 +34,7 @@ def make_runner(
         attention_backend=ATTENTION_BACKEND,
     )
     if CAPTURES_GRAPHS:
-        runner.capture_graphs()
+        runner.capture_graphs(max_num_tokens=2048)
     return runner
 
 

@@ -28,7 +28,6 @@ class TinyModel:
         self.layout = KVLayout(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
         self.sliding_window = sliding_window
         self.num_heads = num_heads
-        self.poisoned_token: int | None = None
         generator = torch.Generator().manual_seed(seed)
 
         def weight(*shape: int) -> Tensor:
@@ -39,8 +38,15 @@ class TinyModel:
         self.positions = weight(4096, hidden) * hidden**0.5
         self.qkv = [weight((num_heads + 2 * num_kv_heads) * head_dim, hidden) for _ in range(num_layers)]
         self.head = weight(vocab_size, hidden) * 4
+        self._poison = torch.zeros(vocab_size, 1, dtype=dtype, device=device)
         half = torch.ones(1, head_dim // 2, dtype=dtype, device=device)
         self._unturned = torch.cat((half, half * 0), dim=1)  # [1, D]
+
+    def poison(self, token_id: int | None) -> None:
+        """Give NaN logits behind this token from now on (None: behind no token), in captured graphs too."""
+        self._poison.zero_()
+        if token_id is not None:
+            self._poison[token_id] = float("nan")
 
     def forward(self, batch: InputBatch) -> Tensor:
         x = self.embedding[batch.token_ids] + self.positions[batch.positions]
@@ -48,10 +54,7 @@ class TinyModel:
             x = x + self._attend(layer, x, qkv, batch)
             x = torch.nn.functional.rms_norm(x, x.shape[-1:])
         wanted = slice(None) if batch.logits_indices is None else batch.logits_indices
-        logits = x[wanted] @ self.head.T
-        if self.poisoned_token is not None:
-            logits.masked_fill_((batch.token_ids[wanted] == self.poisoned_token)[:, None], float("nan"))
-        return logits
+        return x[wanted] @ self.head.T + self._poison[batch.token_ids[wanted]]
 
     def _attend(self, layer: int, x: Tensor, qkv: Tensor, batch: InputBatch) -> Tensor:
         heads = (x @ qkv.T).view(x.shape[0], -1, self.layout.head_dim)

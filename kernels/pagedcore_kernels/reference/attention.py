@@ -16,6 +16,7 @@ def paged_attention(
     *,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T + causal mask) v, for each sequence over the blocks of its table.
@@ -23,6 +24,7 @@ def paged_attention(
     `query` is [T, H, D], the caches are [num_blocks, block_size, K, D] (any strides), `block_tables` [S, max_blocks],
     `seq_lens` [S] counts all tokens of a sequence with the ones of this step, `query_start_loc` [S + 1] cuts `query`.
     The queries of a sequence are its last tokens. With a window of w, position p sees p - w + 1 ... p.
+    With a soft cap of c, scaled scores s count as c * tanh(s / c).
     Slots that no query sees are never read into a sum. Returns [T, H, D] in the query's dtype, `out` if it is given.
     """
     result = torch.empty_like(query) if out is None else out
@@ -33,7 +35,8 @@ def paged_attention(
             continue
         keys = _gather(key_cache, block_tables[sequence], seq_len)  # [L, K, D]
         values = _gather(value_cache, block_tables[sequence], seq_len)
-        result[first:last] = _attend(query[first:last], keys, values, scale, sliding_window).to(query.dtype)
+        attended = _attend(query[first:last], keys, values, scale, sliding_window, soft_cap)
+        result[first:last] = attended.to(query.dtype)
     return result
 
 
@@ -43,11 +46,13 @@ def _gather(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
     return cache[blocks].flatten(0, 1)[:seq_len]
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None, soft_cap: float | None) -> Tensor:
     group_size = query.shape[1] // keys.shape[1]
     keys = keys.float().repeat_interleave(group_size, dim=1)  # [L, H, D]
     values = values.float().repeat_interleave(group_size, dim=1)
     scores = torch.einsum("qhd,lhd->hql", query.float(), keys) * scale
+    if soft_cap is not None:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
     scores = scores.masked_fill(~_visible(query.shape[0], keys.shape[0], sliding_window, query.device), float("-inf"))
     return torch.einsum("hql,lhd->qhd", scores.softmax(dim=-1), values)
 

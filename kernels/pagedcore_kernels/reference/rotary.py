@@ -31,7 +31,10 @@ def rotate_qkv(
     key_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query [T, H, D], key and value [T, K, D] of `qkv` [T, H + 2 K, D]; queries and keys pass an RMS norm a head, if given, and `rotary`."""
+    """Query [T, H, D], key and value [T, K, D] of `qkv` [T, H + 2 K, D].
+
+    Queries and keys pass an RMS norm a head, where norms [D] are given, and `rotary`.
+    """
     num_kv_heads = (qkv.shape[1] - num_heads) // 2
     query_key, value = qkv[:, : num_heads + num_kv_heads], qkv[:, num_heads + num_kv_heads :]
     if query_norm is not None and key_norm is not None:

@@ -1,0 +1,328 @@
+"""`python -m bench.kernels.linear [--json FILE] [--sweep] [--only KERNEL] [--budget SECONDS]`: skinny products on one GPU.
+
+Replays of a CUDA graph over weights that are rotated over more than 260 MB, beside torch's own product in the same process; each
+product may start while the one before it ends, as in an engine's step. share = bytes of weights / time / 4.37 TB/s (what a plain read
+reaches on an H200). Each configuration is compared with a float32 product before it is timed. --sweep tries a grid of
+configurations and prints the fastest as lines for the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from pagedcore_kernels.packed_w4 import PackedW4
+from pagedcore_kernels.reference.rms_norm import rms_norm
+from pagedcore_kernels.reference.silu_mul import silu_mul
+from pagedcore_kernels.reference.w4a16_linear import dequantize_w4
+from pagedcore_kernels.triton_ops.attention_common import card_of
+from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config, choose_row_config
+from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, silu_mul_row_linear
+from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
+from pagedcore_kernels.triton_ops.w4_settings import W4Config, choose_w4_config
+from pagedcore_kernels.triton_ops.w4a16_linear import w4a16_linear
+
+READ_BYTES_PER_S = 4.37e12
+ROTATED_BYTES = 260e6
+MAX_RELATIVE_ERROR = 1e-2
+ROWS = (1, 8, 16, 32, 64)
+SMALL_SHAPES = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936))
+LARGE_SHAPES = ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096), (4096, 32000))
+W4_SHAPES = LARGE_SHAPES[:4]
+GROUP_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One timed configuration."""
+
+    kernel: str
+    in_features: int
+    out_features: int
+    rows: int
+    config: str
+    us: float
+    floor_us: float
+    torch_us: float
+    relative_error: float
+    chosen: bool
+
+    @property
+    def share(self) -> float:
+        return self.floor_us / self.us
+
+
+class Problem(Protocol):
+    """One matrix in several copies, and how rows are multiplied with it."""
+
+    kernel: str
+    in_features: int
+    out_features: int
+    x_features: int
+    copies: list[Tensor] | list[PackedW4]
+    read_bytes: int
+
+    def multiply(self, x: Tensor, copy: object, config: object, out: Tensor) -> Tensor: ...
+    def reference(self, x: Tensor) -> Tensor: ...
+    def chosen(self, rows: int) -> object: ...
+    def candidates(self, rows: int) -> Iterator[object]: ...
+
+
+class SkinnyProblem:
+    """A bfloat16 matrix."""
+
+    kernel = "skinny"
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        self.in_features, self.out_features, self.x_features = in_features, out_features, in_features
+        self.read_bytes = in_features * out_features * 2
+        num_copies = math.ceil(ROTATED_BYTES / self.read_bytes)
+        weights = torch.empty(num_copies, out_features, in_features, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
+        self.copies = list(weights)
+
+    def multiply(self, x: Tensor, copy: Tensor, config: LinearConfig, out: Tensor) -> Tensor:
+        return skinny_linear(x, copy, config=config, out=out)
+
+    def reference(self, x: Tensor) -> Tensor:
+        return x.float() @ self.copies[0].float().t()
+
+    def chosen(self, rows: int) -> LinearConfig:
+        return choose_config(rows, self.out_features, self.in_features, capability=card_of(torch.device("cuda", 0)).capability)
+
+    def candidates(self, rows: int) -> Iterator[LinearConfig]:
+        num_tiles = self.out_features // 64
+        if rows == 1:
+            yield from self._row_candidates()
+        splits = [s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= 512 and self.in_features >= 512 * s)]
+        for block_n, block_k, num_warps, num_stages in ((64, 128, 4, 4), (64, 64, 4, 6), (32, 128, 4, 4), (128, 64, 4, 4)):
+            for count in splits:
+                yield DotConfig(block_n, block_k, num_warps, num_stages, count, 2)
+                if (block_n, block_k) == (64, 128):
+                    yield DotConfig(block_n, block_k, num_warps, num_stages, count, 0)
+
+    def _row_candidates(self) -> Iterator[RowConfig]:
+        whole = triton.next_power_of_2(self.in_features)
+        for elements, num_warps in ((4096, 4), (8192, 4), (8192, 8), (2048, 2), (16384, 8)):
+            if elements >= whole:
+                yield RowConfig(elements // whole, whole, num_warps)
+        for block_n, block_k, num_warps in ((4, 2048, 4), (4, 1024, 4), (8, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 512, 2), (2, 1024, 2)):
+            if block_k < whole:
+                yield RowConfig(block_n, block_k, num_warps)
+                if self.out_features <= 4096 and self.in_features >= 4 * block_k:
+                    yield RowConfig(block_n, block_k, num_warps, 2)
+
+
+class NormProblem(SkinnyProblem):
+    """One row, normalised on the way into the product."""
+
+    kernel = "norm"
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.norm_weight = torch.randn(in_features, device="cuda").bfloat16()
+
+    def multiply(self, x: Tensor, copy: Tensor, config: RowConfig, out: Tensor) -> Tensor:
+        return norm_row_linear(x, self.norm_weight, copy, eps=1e-6, config=config, out=out)
+
+    def reference(self, x: Tensor) -> Tensor:
+        return super().reference(rms_norm(x, self.norm_weight, eps=1e-6))
+
+    def chosen(self, rows: int) -> RowConfig:
+        return choose_row_config(self.out_features, self.in_features, capability=card_of(torch.device("cuda", 0)).capability)
+
+    def candidates(self, rows: int) -> Iterator[RowConfig]:
+        return self._row_candidates()
+
+
+class SiluProblem(NormProblem):
+    """One row, the gate of a feed-forward layer on the way into the product and the residual on the way out."""
+
+    kernel = "silu"
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.x_features = 2 * in_features
+        self.residual = torch.randn(1, out_features, device="cuda").bfloat16()
+
+    def multiply(self, x: Tensor, copy: Tensor, config: RowConfig, out: Tensor) -> Tensor:
+        return silu_mul_row_linear(x, copy, residual=self.residual, config=config, out=out)
+
+    def reference(self, x: Tensor) -> Tensor:
+        return SkinnyProblem.reference(self, silu_mul(x)) + self.residual.float()
+
+
+class W4Problem:
+    """A 4-bit matrix in groups of 128 with zero point 8."""
+
+    kernel = "w4"
+
+    def __init__(self, in_features: int, out_features: int, uniform_zero: int | None = 8) -> None:
+        self.in_features, self.out_features, self.x_features = in_features, out_features, in_features
+        self.read_bytes = in_features * out_features // 2 + in_features // GROUP_SIZE * out_features * 4
+        num_copies = math.ceil(ROTATED_BYTES / self.read_bytes)
+        self.copies = [self._random(uniform_zero) for _ in range(num_copies)]
+
+    def _random(self, uniform_zero: int | None) -> PackedW4:
+        shape = (self.out_features // 64, self.in_features // 256, 64, 64)
+        words = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device="cuda")
+        scales = torch.rand(self.in_features // GROUP_SIZE, self.out_features, device="cuda") * 0.01 + 0.001
+        return PackedW4(words, scales, self.out_features, self.in_features, GROUP_SIZE, uniform_zero)
+
+    def multiply(self, x: Tensor, copy: PackedW4, config: W4Config, out: Tensor) -> Tensor:
+        return w4a16_linear(x, copy, config=config, out=out)
+
+    def reference(self, x: Tensor) -> Tensor:
+        return x.float() @ dequantize_w4(self.copies[0], torch.float32).t()
+
+    def chosen(self, rows: int) -> W4Config:
+        return choose_w4_config(rows, self.out_features, self.in_features, card_of(torch.device("cuda", 0)))
+
+    def candidates(self, rows: int) -> Iterator[W4Config]:
+        limit = 168 if 8 < rows <= 16 else None
+        tiles = ((64, 2, limit), (64, 4, None), (128, 4, limit), (128, 8, None)) if rows <= 16 else ((64, 4, None), (128, 8, None))
+        splits = [s for s in (1, 2, 3, 4, 8) if s == 1 or self.out_features // 64 * s <= 1500]
+        for (block_n, num_warps, max_registers), count in product(tiles, splits):
+            for num_stages, prefetched in ((3, 2), (4, 2), (3, 0)) if rows <= 16 else ((2, 2), (3, 2), (3, 0)):
+                yield W4Config(block_n, num_warps, num_stages, count, max_registers, prefetched)
+
+
+PROBLEMS: dict[str, tuple[Callable[[int, int], Problem], tuple[tuple[int, int], ...]]] = {
+    "w4": (W4Problem, W4_SHAPES),
+    "skinny": (SkinnyProblem, (*SMALL_SHAPES, *LARGE_SHAPES)),
+    "norm": (NormProblem, ((1024, 4096), (1024, 6144), (4096, 12288), (4096, 22016))),
+    "silu": (SiluProblem, ((3072, 1024), (11008, 4096))),
+}
+
+
+@dataclass
+class Report:
+    """Results so far, and whether there is time for more."""
+
+    budget_s: float
+    sweep: bool
+    started: float = field(default_factory=time.monotonic)
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def bench(self, problem: Problem, all_rows: list[int], torch_weights: list[Tensor]) -> None:
+        """The chosen configuration, the candidates of a sweep, and torch, for each number of rows."""
+        inputs = {rows: torch.randn(rows, problem.x_features, device="cuda").bfloat16() for rows in all_rows}
+        configs = {rows: self._configs(problem, rows) for rows in all_rows}
+        compile_in_threads(problem, inputs, configs)
+        for rows, x in inputs.items():
+            expected, start = problem.reference(x), len(self.results)
+            plain = x[:, : problem.in_features]
+            torch_us = time_replays([lambda w=w, x=plain: F.linear(x, w) for w in torch_weights], torch_weights[0].numel() * 2)
+            for config in configs[rows]:
+                self._attempt(problem, x, expected, config, torch_us)
+            self._say(self.results[start:])
+
+    def _configs(self, problem: Problem, rows: int) -> list[object]:
+        return list(dict.fromkeys([problem.chosen(rows), *(problem.candidates(rows) if self.sweep else ())]))
+
+    def _attempt(self, problem: Problem, x: Tensor, expected: Tensor, config: object, torch_us: float) -> None:
+        """A configuration that the card refuses or that errs is named and left out."""
+        out = torch.full(expected.shape, float("nan"), dtype=x.dtype, device=x.device)
+        name = f"{problem.kernel} {problem.in_features}->{problem.out_features} {x.shape[0]} rows {config}"
+        try:
+            error = relative_error(problem.multiply(x, problem.copies[0], config, out), expected)
+            if not error < MAX_RELATIVE_ERROR:
+                print(f"WRONG: {name}: relative error {error}")
+                return
+            us = time_replays([lambda c=c: problem.multiply(x, c, config, out) for c in problem.copies], problem.read_bytes)
+        except (RuntimeError, triton.runtime.errors.OutOfResources) as refused:
+            print(f"{name}: {str(refused).splitlines()[0][:160]}")
+            return
+        floor_us = problem.read_bytes / READ_BYTES_PER_S * 1e6
+        sizes = (problem.kernel, problem.in_features, problem.out_features, x.shape[0])
+        self.results.append(Result(*sizes, repr(config), us, floor_us, torch_us, error, config == problem.chosen(x.shape[0])))
+
+    def _say(self, results: list[Result]) -> None:
+        best = sorted(results, key=lambda result: result.us)[:3] if self.sweep else []
+        for mark, result in [("chosen", r) for r in results if r.chosen] + [("best", r) for r in best]:
+            where = f"{result.kernel:6} {result.in_features:5}->{result.out_features:<6} {result.rows:2} rows {mark:6}"
+            times = f"{result.us:7.2f} us {result.share:5.1%} of {result.floor_us:.2f}"
+            beside = f"torch {result.torch_us:6.2f}, {result.torch_us / result.us:4.2f}x"
+            print(f"{where} {times}; {beside}; error {result.relative_error:.1e} {result.config}", flush=True)
+
+
+def compile_in_threads(problem: Problem, inputs: dict[int, Tensor], configs: dict[int, list[object]]) -> None:
+    """Triton's passes and the assembler run outside of Python's lock. What fails here fails again, and is named, when it is timed."""
+    with ThreadPoolExecutor(16) as pool:
+        for rows, x in inputs.items():
+            out = torch.empty(rows, problem.out_features, dtype=x.dtype, device=x.device)
+            for config in configs[rows]:
+                pool.submit(problem.multiply, x, problem.copies[0], config, out)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.float() - expected).norm() / expected.norm())
+
+
+def time_replays(calls: list[Callable[[], object]], read_bytes: int, num_replays: int = 5) -> float:
+    """Median microseconds of a call, in replays of a graph of at least 1.5 ms that makes each call equally often."""
+    calls[0]()
+    torch.cuda.synchronize()
+    estimate_us = read_bytes / READ_BYTES_PER_S * 1e6 + 2
+    rounds = max(1, min(400 // len(calls), math.ceil(1500 / (estimate_us * len(calls)))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    times = []
+    for _ in range(num_replays + 1):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / (rounds * len(calls)))
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="append one line for each result to this file")
+    parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
+    parser.add_argument("--only", choices=tuple(PROBLEMS), help="one of the kernels; norm and silu are rows with the ops beside them")
+    parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS), help="how many rows x has")
+    parser.add_argument("--budget", type=float, default=220.0, help="seconds after which no further shape is begun")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    report = Report(args.budget, args.sweep)
+    for kernel, (make, shapes) in PROBLEMS.items():
+        for in_features, out_features in shapes if args.only in (None, kernel) else ():
+            if report.elapsed_s > report.budget_s:
+                print(f"out of time before {kernel} {in_features}->{out_features}")
+                continue
+            problem = make(in_features, out_features)
+            weights = SkinnyProblem(in_features, out_features).copies if isinstance(problem, W4Problem) else problem.copies
+            report.bench(problem, args.rows if kernel in ("skinny", "w4") else [1], weights)
+            del problem, weights
+            torch.cuda.empty_cache()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {report.elapsed_s:.0f} s")
+    if args.json:
+        with args.json.open("a") as file:
+            file.writelines(json.dumps({"device": torch.cuda.get_device_name(), **asdict(result)}) + "\n" for result in report.results)
+
+
+if __name__ == "__main__":
+    main()

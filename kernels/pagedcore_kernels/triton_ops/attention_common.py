@@ -1,0 +1,119 @@
+"""What both attention kernels share: facts of the card, how a cache slot is found, how scores are scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+LOG2_E = 1.4426950408889634
+NO_WINDOW = 2**31 - 1
+
+_SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227}
+_SMALLEST_SHARED_KIB = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What launch settings depend on. `capability` is 90 for sm_90."""
+
+    capability: int
+    num_multiprocessors: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that one program may use."""
+        return _SHARED_KIB.get(self.capability, _SMALLEST_SHARED_KIB) * 1024
+
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel may start while the one before it ends (programmatic dependent launch)."""
+        return self.capability >= 90 and not INTERPRETED
+
+
+@cache
+def card_of(device: torch.device) -> Card:
+    """The card of a CUDA device; a small one stands for the CPU, where kernels are interpreted."""
+    if device.type != "cuda":
+        return Card(capability=80, num_multiprocessors=4)
+    properties = torch.cuda.get_device_properties(device)
+    return Card(properties.major * 10 + properties.minor, properties.multi_processor_count)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreScale:
+    """Constants that turn a dot product into the exponent of a power of two, with or without a soft cap."""
+
+    score_scale: float
+    cap_scale: float
+
+    @property
+    def has_cap(self) -> bool:
+        return self.cap_scale > 0
+
+    @classmethod
+    def of(cls, scale: float, key_scale: float, soft_cap: float | None) -> ScoreScale:
+        """`key_scale` multiplies stored keys. Raises ValueError unless scales and cap are above zero."""
+        if scale * key_scale <= 0 or (soft_cap is not None and soft_cap <= 0):
+            raise ValueError(f"scale {scale}, key_scale {key_scale} and soft_cap {soft_cap} must be above 0.")
+        if soft_cap is None:
+            return cls(scale * key_scale * LOG2_E, 0.0)
+        return cls(2 * scale * key_scale / soft_cap * LOG2_E, soft_cap * LOG2_E)
+
+
+def check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
+    """Raises ValueError for what the kernels assume and do not find."""
+    if key_cache.shape != value_cache.shape or query.shape[2] != key_cache.shape[3]:
+        raise ValueError(f"Caches {tuple(key_cache.shape)}, {tuple(value_cache.shape)} and query {tuple(query.shape)} do not fit together.")
+    if key_cache.stride() != value_cache.stride() or key_cache.dtype != value_cache.dtype:
+        raise ValueError(f"Keys and values must lie alike: strides {key_cache.stride()}, {value_cache.stride()}, equal dtypes.")
+    if query.shape[1] % key_cache.shape[2]:
+        raise ValueError(f"{query.shape[1]} query heads do not divide into groups of {key_cache.shape[2]} kv heads.")
+    if not query.stride(2) == key_cache.stride(3) == 1:
+        raise ValueError("The last dimension of query, key_cache and value_cache must be contiguous.")
+    if block_tables.dtype != torch.int32 or seq_lens.dtype != torch.int32:
+        raise ValueError(f"block_tables and seq_lens must be int32, not {block_tables.dtype} and {seq_lens.dtype}.")
+    if block_tables.stride(1) != 1 or seq_lens.stride(0) != 1:
+        raise ValueError("Rows of block_tables, and seq_lens, must be contiguous.")
+
+
+def make_output(query: Tensor, out: Tensor | None) -> Tensor:
+    """`out`, or a new tensor like the query. Raises ValueError if `out` does not fit."""
+    if out is None:
+        return torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if out.shape != query.shape or out.dtype != query.dtype or out.stride(2) != 1:
+        raise ValueError(
+            f"out is {tuple(out.shape)} {out.dtype}; it must be {tuple(query.shape)} {query.dtype}, its last dimension contiguous."
+        )
+    return out
+
+
+@triton.jit
+def prefetch_lines(pointers):
+    """Asks for the line of 128 bytes around each pointer, into the L2 cache."""
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def slot_offsets(table_ptr, positions, mask, stride_b, stride_t, BLOCK_SIZE: tl.constexpr):
+    """64-bit offsets of these positions' slots from a head's first element; entries behind the mask are not read."""
+    block = tl.load(table_ptr + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
+    return block * stride_b + positions % BLOCK_SIZE * stride_t
+
+
+@triton.jit
+def softmax_step(dots, is_seen, maxima, score_scale, cap_scale, HAS_CAP: tl.constexpr, IS_MASKED: tl.constexpr):
+    """(weights of these keys, new row maxima, what earlier weights shrink by), all powers of two; maxima are of scaled scores."""
+    if HAS_CAP:
+        dots = cap_scale * (1.0 - 2.0 / (tl.exp2(dots * score_scale) + 1.0))
+        score_scale = 1.0
+    if IS_MASKED:
+        dots = tl.where(is_seen, dots, -1e30)
+    new_maxima = tl.maximum(maxima, tl.max(dots, 1) * score_scale)
+    weights = tl.exp2(dots * score_scale - new_maxima[:, None])
+    return weights, new_maxima, tl.exp2(maxima - new_maxima)

@@ -1,0 +1,154 @@
+"""Launch settings of the attention kernels: pure functions of what the host knows, with values measured on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import triton
+
+from pagedcore_kernels.triton_ops.attention_common import Card
+
+MIN_DOT_ROWS = 16
+MAX_SPLITS = 128
+MAX_PREFIX_PARTS = 32
+PROGRAMS_PER_MULTIPROCESSOR = 3
+MIN_TILES_PER_SPLIT = 2
+SHARE_UNIT = 32
+"""A split's share of a context is a multiple of so many keys: less than a tile, so that short contexts are shared out too."""
+RESERVED_SHARED_BYTES = 12 * 1024
+"""For what is in shared memory beside tiles: the query, the weights, table entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Keys of a tile, how tiles are worked through (see `tiles_in_flight`), and how many programs share a context."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    num_splits: int
+    prefetch: bool = False
+    """Ask for each program's first tile before the kernel before has ended; pays where all programs start at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """What the settings of a decode call depend on."""
+
+    num_sequences: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int
+    max_seq_len: int
+    """The longest context that a program may meet: the window, where there is one."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_sequences * self.num_kv_heads
+
+
+def choose_decode_config(shape: DecodeShape, card: Card) -> DecodeConfig:
+    """On cards with less shared memory, tiles in flight and then tiles shrink to what fits. Every split has work at the longest context."""
+    config = _measured_tile(shape, shape.num_rows / card.num_multiprocessors)
+    row_bytes = 2 * triton.next_power_of_2(shape.head_dim) * shape.element_bytes
+    config = shrink_to_shared(config, row_bytes, card.shared_bytes)
+    num_programs = PROGRAMS_PER_MULTIPROCESSOR * card.num_multiprocessors
+    most_splits = min(MAX_SPLITS, shape.max_seq_len // (config.block_n * MIN_TILES_PER_SPLIT))
+    num_splits = max(1, min(num_programs // shape.num_rows, most_splits))
+    num_splits = max(1, triton.cdiv(shape.max_seq_len, share_of_split(shape.max_seq_len, num_splits)))
+    starts_at_once = num_splits * shape.num_rows <= num_programs
+    return replace(config, num_splits=num_splits, prefetch=starts_at_once and card.has_dependent_launch)
+
+
+def share_of_split(num_keys: int, num_splits: int) -> int:
+    """Keys of each split of a context, the last one's apart."""
+    return max(1, triton.cdiv(triton.cdiv(num_keys, num_splits), SHARE_UNIT)) * SHARE_UNIT
+
+
+def shrink_to_shared(config: DecodeConfig, row_bytes: int, shared_bytes: int) -> DecodeConfig:
+    """Fewer stages, then fewer keys a tile, until the tiles in flight fit; `row_bytes` are those of a key and its value."""
+    block_n, num_stages = config.block_n, config.num_stages
+    while num_stages > 3 and block_n * row_bytes * tiles_in_flight(num_stages) > shared_bytes - RESERVED_SHARED_BYTES:
+        num_stages -= 2
+    while block_n > MIN_DOT_ROWS and block_n * row_bytes > shared_bytes - RESERVED_SHARED_BYTES:
+        block_n //= 2
+    return replace(config, block_n=block_n, num_stages=num_stages)
+
+
+def tiles_in_flight(num_stages: int) -> int:
+    """Tiles that Triton keeps in shared memory: keys are found through the block table, and that load takes every second stage."""
+    return max(1, (num_stages - 1) // 2)
+
+
+def _measured_tile(shape: DecodeShape, rows_per_multiprocessor: float) -> DecodeConfig:
+    """Tiles for rows of 128 elements of 16 bits; splits are chosen afterwards."""
+    if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
+        return DecodeConfig(64, 4, 3, 1)
+    if rows_per_multiprocessor > 4 or shape.max_seq_len > 8192:
+        return DecodeConfig(128, 4, 3, 1)
+    if shape.max_seq_len <= 512:
+        return DecodeConfig(32, 4, 3, 1)
+    return DecodeConfig(128, 8, 3, 1)
+
+
+def decode_workspace_size(num_sequences: int, num_heads: int, head_dim: int, num_splits: int) -> int:
+    """float32 elements that the parts of split contexts take: a row of values and a log-sum each."""
+    return num_sequences * num_heads * num_splits * (head_dim + 1) if num_splits > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Rows of a tile (query tokens times the heads of a group), keys of a tile, and how tiles are worked through."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """What the settings of a prefill call depend on."""
+
+    group_size: int
+    head_dim: int
+    element_bytes: int
+    max_query_len: int
+
+
+def choose_prefill_config(shape: PrefillShape, card: Card) -> PrefillConfig:
+    """The widest tile that the queries fill and that neither spills registers nor exceeds the card's shared memory."""
+    if shape.element_bytes > 2:
+        most_rows, block_n = 16, 16
+    elif card.capability >= 90:
+        most_rows, block_n = 128, 128 if shape.head_dim <= 128 else 32
+    else:
+        most_rows, block_n = 128 if shape.head_dim <= 128 else 64, 32
+    rows = min(most_rows, shape.max_query_len * shape.group_size)
+    block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(max(shape.group_size, rows)))
+    if block_m < 64:
+        block_n = min(block_n, 64)
+    is_wide = block_m >= 128 or (block_m >= 64 and shape.head_dim > 128)
+    return PrefillConfig(block_m, block_n, 8 if is_wide else 4, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixConfig:
+    """The tile of a shared prefix, and how many programs share its keys."""
+
+    tile: PrefillConfig
+    num_parts: int
+
+
+def choose_prefix_config(shape: PrefillShape, num_kv_heads: int, max_prefix_len: int, card: Card) -> PrefixConfig:
+    """Parts until each multiprocessor has a program, as long as each part has keys enough; `shape.max_query_len` counts sequences."""
+    tile = choose_prefill_config(shape, card)
+    num_programs = num_kv_heads * triton.cdiv(shape.max_query_len, tile.block_m // shape.group_size)
+    most_parts = min(MAX_PREFIX_PARTS, max_prefix_len // (MIN_TILES_PER_SPLIT * tile.block_n))
+    return PrefixConfig(tile, max(1, min(card.num_multiprocessors // num_programs, most_parts)))
+
+
+def num_query_tiles(num_tokens: int, num_sequences: int, max_query_len: int, tile_tokens: int) -> int:
+    """Programs that cover every tile of every sequence, whatever their lengths: sequence i starts at tile start_i // tile + i."""
+    return min(num_tokens, num_sequences * max_query_len) // tile_tokens + num_sequences

@@ -1,0 +1,73 @@
+"""4-bit weights as a plain matrix again."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagedcore_kernels.packed_w4 import TILE_ROWS, PackedW4
+
+
+def dequantize_w4(packed: PackedW4, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
+    """W [N, K] of `dtype`, computed in float32 and rounded once; `out` if it is given."""
+    shape = (packed.out_features, packed.in_features)
+    if out is not None and (out.shape != shape or out.dtype != dtype or not out.is_contiguous()):
+        raise ValueError(f"out must be contiguous, {dtype} and {list(shape)}; it is {out.dtype} and {tuple(out.shape)}")
+    weight = torch.empty(shape, dtype=dtype, device=packed.words.device) if out is None else out
+    _dequantize_kernel[(packed.num_blocks, packed.words.shape[0])](
+        packed.words,
+        packed.scales,
+        weight,
+        *shape,
+        packed.scales.shape[1],
+        SLICE=packed.slice_size,
+        GROUP=0 if packed.scales.shape[0] == 1 else packed.group_size,
+        ZERO=-1 if packed.uniform_zero is None else packed.uniform_zero,
+        TILE=TILE_ROWS,
+    )
+    return weight
+
+
+@triton.jit
+def read_scale(scale_ptrs, ZERO: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """scale [BLOCK_N] and zero point, which stands in the scale's low 8 bits unless it is the constant ZERO."""
+    if ZERO >= 0:
+        return tl.load(scale_ptrs), ZERO + 0.0
+    else:
+        bits = tl.load(scale_ptrs).to(tl.int32, bitcast=True)
+        return (bits & -256).to(tl.float32, bitcast=True), (bits & 255).to(tl.float32)
+
+
+@triton.jit
+def _dequantize_kernel(
+    words_ptr,
+    scales_ptr,
+    out_ptr,
+    N,
+    K,
+    scale_stride_0,
+    SLICE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """out[n, k] = (code[n, k] - zero[n, g]) scale[n, g]; a program writes one tile of `PackedW4`. Reference: reference/w4a16_linear.py."""
+    block = tl.program_id(0)
+    tile = tl.program_id(1)
+    rows = tl.arange(0, TILE)
+    words_of_row = tl.arange(0, SLICE)
+    outputs = tile * TILE + rows
+    tile_ptr = words_ptr + (tile.to(tl.int64) * tl.num_programs(0) + block) * (TILE * SLICE)
+    words = tl.load(tile_ptr + rows[:, None] * SLICE + words_of_row[None, :])
+    for slice_index in tl.static_range(4):
+        start = (block * 4 + slice_index) * SLICE
+        columns = start + words_of_row
+        group = start // GROUP if GROUP > 0 else 0
+        scale, zero = read_scale(scales_ptr + group * scale_stride_0 + outputs, ZERO)
+        codes = (words >> (8 * (slice_index % 2) + 4 * (slice_index // 2))) & 15
+        zeros = tl.zeros([TILE], tl.float32) + zero
+        weights = (codes.to(tl.float32) - zeros[:, None]) * scale[:, None]
+        out_ptrs = out_ptr + outputs.to(tl.int64)[:, None] * K + columns[None, :]
+        tl.store(out_ptrs, weights.to(out_ptr.dtype.element_ty), mask=(outputs < N)[:, None] & (columns < K)[None, :])

@@ -1,0 +1,118 @@
+"""How products with a plain matrix are launched: what was fastest where it was measured, a rule elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+from torch import Tensor
+
+from pagedcore_kernels.triton_ops.attention_common import card_of
+
+_PROGRAMS_WANTED = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RowConfig:
+    """How one row is multiplied: a program sums `block_n` outputs over tiles of `block_k` inputs, the first tile requested early."""
+
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DotConfig:
+    """How several rows are multiplied on the tensor cores."""
+
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 4
+    splits: int = 1
+    prefetched_steps: int = 2
+    """Tiles of weights asked for before the wait for the kernel that makes x, where kernels may start early."""
+
+
+LinearConfig = RowConfig | DotConfig
+
+# (in, out) -> the configurations that were fastest on an H200 for 1, up to 16, up to 32 and up to 64 rows.
+_SM90: dict[tuple[int, int], tuple[LinearConfig, DotConfig, DotConfig, DotConfig]] = {
+    (1024, 4096): (RowConfig(4, 1024), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
+    (2048, 1024): (RowConfig(2, 2048), DotConfig(64, 128, splits=8), DotConfig(32, 128, splits=4), DotConfig(32, 128, splits=4)),
+    (1024, 6144): (RowConfig(4, 1024), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
+    (3072, 1024): (RowConfig(2, 4096, 8), DotConfig(64, 128, splits=8), DotConfig(32, 128, splits=4), DotConfig(32, 128, splits=4)),
+    (1024, 151936): (RowConfig(8, 512), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
+    (4096, 12288): (DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
+    (4096, 4096): (RowConfig(4, 2048), DotConfig(64, 128, splits=2), DotConfig(64, 128, splits=2), DotConfig(64, 128, splits=2)),
+    (4096, 22016): (RowConfig(4, 2048), DotConfig(64, 64, 4, 6), DotConfig(64, 64, 4, 6), DotConfig(64, 64, 4, 6)),
+    (11008, 4096): (RowConfig(8, 1024), DotConfig(64, 128, splits=4), DotConfig(64, 128, splits=2), DotConfig(64, 128, splits=2)),
+    (4096, 32000): (RowConfig(4, 2048), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
+}
+
+
+# (in, out) -> the most rows, up to which these products took less time than cuBLAS's on an H200 (bfloat16, graph replays).
+_FASTER_UP_TO_SM90 = {
+    (1024, 4096): 16,
+    (2048, 1024): 16,
+    (1024, 6144): 8,
+    (3072, 1024): 16,
+    (1024, 151936): 32,
+    (4096, 12288): 0,
+    (4096, 4096): 32,
+    (4096, 22016): 1,
+    (11008, 4096): 16,
+    (4096, 32000): 32,
+}
+_NARROW = 4608
+"""Matrices of at most this many outputs that nobody measured: the narrow ones above all gain up to 16 rows."""
+
+
+def is_faster(x: Tensor, weight: Tensor) -> bool:
+    """Whether `skinny_linear` is the faster product for x [M, K] and weight [N, K]: 16-bit on Hopper, where it was measured."""
+    num_rows, (out_features, in_features) = x.shape[0], weight.shape
+    if x.element_size() != 2 or not weight.is_contiguous() or not x.is_contiguous() or card_of(x.device).capability != 90:
+        return False
+    limit = _FASTER_UP_TO_SM90.get((in_features, out_features), 16 if out_features <= _NARROW else 0)
+    return 0 < num_rows <= limit
+
+
+def choose_config(num_rows: int, out_features: int, in_features: int, *, capability: int, itemsize: int = 2) -> LinearConfig:
+    """The configuration for a product of `num_rows` rows on a GPU of `capability`, such as 90: from measurements where there are some."""
+    if itemsize == 2 and capability == 90 and (in_features, out_features) in _SM90:
+        return _SM90[in_features, out_features][row_bucket(num_rows)]
+    if num_rows == 1:
+        return _default_row_config(in_features)
+    if itemsize == 4:
+        return DotConfig(32, 32, 4, 2, _default_splits(out_features // 32, in_features // 32))
+    # Rows of an odd length cannot be copied in vectors: their tiles pass through registers.
+    block_k = 32 if in_features % 8 else 128 if capability in (80, 90) else 64
+    block_k = min(block_k, max(16, triton.next_power_of_2(in_features)))
+    return DotConfig(64, block_k, 4, 3, _default_splits(out_features // 64, in_features // block_k))
+
+
+def choose_row_config(out_features: int, in_features: int, *, capability: int) -> RowConfig:
+    """As `choose_config`, for one row that must not pass the tensor cores."""
+    chosen = choose_config(1, out_features, in_features, capability=capability)
+    return chosen if isinstance(chosen, RowConfig) else _default_row_config(in_features)
+
+
+def row_bucket(num_rows: int) -> int:
+    """Column of a table of configurations: 1, up to 16, up to 32, up to 64 rows."""
+    return 0 if num_rows == 1 else 1 if num_rows <= 16 else 2 if num_rows <= 32 else 3
+
+
+def _default_row_config(in_features: int) -> RowConfig:
+    whole = triton.next_power_of_2(in_features)
+    if whole <= 4096 and whole <= in_features * 4 // 3:
+        return RowConfig(max(1, 4096 // whole), whole)
+    return RowConfig(4, min(1024, whole))
+
+
+def _default_splits(num_tiles: int, num_steps: int) -> int:
+    """Enough programs to fill a card, each with at least four steps."""
+    splits = 1
+    while splits < 8 and num_tiles * splits < _PROGRAMS_WANTED and num_steps >= 8 * splits:
+        splits *= 2
+    return splits

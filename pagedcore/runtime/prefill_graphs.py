@@ -1,0 +1,109 @@
+"""Small steps with prompts in them as CUDA graphs: with few tokens the host takes longer to launch the kernels than they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagedcore.batch import InputBatch, Model
+from pagedcore.runtime.inputs import PassInputs
+from pagedcore.runtime.kv_cache import KVCache
+from pagedcore.runtime.triton_attention import PagedSequences, Prefill, PrefillRun, TritonAttention
+
+_NO_SLOT = -1
+_TOKENS = (64, 128, 256, 512)
+_FEW_SEQUENCES = 8
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PassShape:
+    """Most tokens and sequences of a pass that a graph serves."""
+
+    num_tokens: int
+    num_sequences: int
+
+
+def prefill_graph_shapes(max_num_seqs: int, max_num_tokens: int) -> list[PassShape]:
+    """Smallest first. Few sequences for single prompts, and one shape for prompts that join many rows."""
+    shapes = [PassShape(tokens, min(_FEW_SEQUENCES, max_num_seqs)) for tokens in _TOKENS]
+    if max_num_seqs > _FEW_SEQUENCES:
+        shapes.append(PassShape(max(_TOKENS[-1], max_num_seqs + _TOKENS[0]), max_num_seqs))
+    return [shape for shape in shapes if shape.num_tokens <= max_num_tokens]
+
+
+class PrefillGraphs:
+    """Owns the captured passes of one runner, and the tensors that they read.
+
+    Padding tokens have no slot and belong to no sequence; padding sequences have no tokens.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, *, shapes: Sequence[PassShape], max_blocks: int, device: torch.device) -> None:
+        self._model = model
+        self._cache = cache
+        self._shapes = list(shapes)
+        self._max_seq_len = max_blocks * cache.block_size
+        tokens = max((shape.num_tokens for shape in shapes), default=0)
+        sequences = max((shape.num_sequences for shape in shapes), default=0)
+        self._token_ids, self._positions = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(2))
+        self._slots = torch.full((tokens,), _NO_SLOT, dtype=torch.int64, device=device)
+        self._logits_indices = torch.zeros(sequences, dtype=torch.int64, device=device)
+        self._seq_lens = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self._query_start_loc = torch.zeros(sequences + 1, dtype=torch.int32, device=device)
+        self._block_tables = torch.zeros(sequences, max_blocks, dtype=torch.int32, device=device)
+        self._graphs: dict[PassShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def capture(self) -> None:
+        """Record every shape, largest first. The cache stays as it is."""
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self._token_ids.device)
+        for shape in reversed(self._shapes):
+            with torch.cuda.stream(stream):
+                self._forward(shape)  # compiles kernels, and lets libraries allocate what they keep
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                logits = self._forward(shape)
+            self._graphs[shape] = graph, logits
+
+    def shape_for(self, num_tokens: int, num_sequences: int, num_logits: int) -> PassShape | None:
+        """The smallest graph that serves such a pass."""
+        for shape in self._shapes:
+            if num_tokens <= shape.num_tokens and max(num_sequences, num_logits) <= shape.num_sequences:
+                return shape
+        return None
+
+    def run(self, shape: PassShape, inputs: PassInputs) -> Tensor:
+        """Logits [N, V] of the pass, overwritten by the next one. Does not wait."""
+        num_tokens, num_sequences, num_logits = inputs.query_start_loc[-1], len(inputs.seq_lens), len(inputs.logits_indices)
+        _fill(self._token_ids[: shape.num_tokens], inputs.token_ids, 0)
+        _fill(self._positions[: shape.num_tokens], inputs.positions, 0)
+        _fill(self._slots[: shape.num_tokens], inputs.slot_mapping, _NO_SLOT)
+        _fill(self._logits_indices[: shape.num_sequences], inputs.logits_indices, 0)
+        _fill(self._seq_lens[: shape.num_sequences], inputs.device_seq_lens, 0)
+        _fill(self._query_start_loc[: shape.num_sequences + 1], inputs.device_query_start_loc, num_tokens)
+        self._block_tables[:num_sequences].copy_(inputs.block_tables)
+        graph, logits = self._graphs[shape]
+        graph.replay()
+        return logits[:num_logits]
+
+    def _forward(self, shape: PassShape) -> Tensor:
+        tokens, sequences = slice(shape.num_tokens), slice(shape.num_sequences)
+        whole = PrefillRun(0, shape.num_sequences, shape.num_tokens)
+        paged = PagedSequences(
+            slot_mapping=self._slots[tokens],
+            block_tables=self._block_tables[sequences],
+            seq_lens=self._seq_lens[sequences],
+            max_seq_len=self._max_seq_len,
+            prefill=Prefill(self._query_start_loc[: shape.num_sequences + 1], 0, [whole]),
+        )
+        attention = TritonAttention(paged, self._cache)
+        batch = InputBatch(self._token_ids[tokens], self._positions[tokens], attention, self._logits_indices[sequences])
+        return self._model.forward(batch)
+
+
+def _fill(target: Tensor, source: Tensor, padding: int) -> None:
+    target[: len(source)].copy_(source)
+    target[len(source) :].fill_(padding)
