@@ -13,20 +13,25 @@ from pagedcore.errors import ConfigError
 WarmUpPrompt = str | list[dict[str, Any]]
 """Text as it is, or the messages that conversations begin with."""
 
+FORMS = "a JSON list of texts and lists of messages, or one plain text a line"
+
 
 def read_warm_up_file(path: str | Path, *, what: str = "warm-up file", flag: str = "--warmup-file") -> list[WarmUpPrompt]:
-    """A JSON list of texts and lists of messages, or one text a line. Raises `ConfigError`, calling the file `what` and naming `flag`."""
+    """A JSON list of texts and lists of messages, or one text a line. Raises `ConfigError`, calling the file `what` and naming `flag`.
+
+    A line that is a JSON object or list is refused: its braces and keys would be taken for text.
+    """
     try:
         content = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"The {what} {str(path)!r} cannot be read: {reason}; check {flag}.") from error
     if not content.lstrip().startswith("["):
-        return [line for line in content.splitlines() if line.strip()]
+        return _plain_lines(content, f"{what} {str(path)!r}")
     try:
         prompts = json.loads(content)
     except ValueError as error:
-        raise ConfigError(f"The {what} {str(path)!r} is not valid JSON: {error}.") from error
+        raise ConfigError(f"The {what} {str(path)!r} is not valid JSON: {error}; give {FORMS}.") from error
     if not all(isinstance(prompt, str) or _is_conversation(prompt) for prompt in prompts):
         raise ConfigError(f"The {what} {str(path)!r} must be a JSON list of texts and of lists of messages, or hold one text a line.")
     return list(prompts)
@@ -39,6 +44,21 @@ def as_token_ids(prompt: WarmUpPrompt, text: TextFront | None) -> list[int]:
     if isinstance(prompt, str):
         return text.encode(prompt)
     return text.encode(text.render_chat(prompt, add_generation_prompt=False), add_special_tokens=False)
+
+
+def _plain_lines(content: str, file: str) -> list[WarmUpPrompt]:
+    lines = content.splitlines()
+    for number, line in enumerate(lines, 1):
+        if _is_json_object_or_list(line):
+            raise ConfigError(f"Line {number} of the {file} is a JSON object or list; give {FORMS}.")
+    return [line for line in lines if line.strip()]
+
+
+def _is_json_object_or_list(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), (dict, list))
+    except ValueError:
+        return False
 
 
 def _is_conversation(prompt: object) -> bool:

@@ -54,7 +54,7 @@ class AgreementTally:
         nll_a, nll_b, kl, same_top = (
             torch.cat([getattr(scores, name) for scores in self._scores]).double() for name in ("nll_a", "nll_b", "kl", "same_top")
         )
-        for name, values in (("A", nll_a), ("B", nll_b)):
+        for name, values in (("A", nll_a), ("B", nll_b), ("A or B", kl)):
             _require_finite(name, values)
         return Agreement(
             num_scored_tokens=len(kl),
@@ -66,10 +66,10 @@ class AgreementTally:
         )
 
 
-def _require_finite(name: str, nll: Tensor) -> None:
-    num_bad = int((~nll.isfinite()).sum())
+def _require_finite(name: str, scores: Tensor) -> None:
+    num_bad = int((~scores.isfinite()).sum())
     if num_bad:
         raise EngineError(
-            f"The logits of {name} are not finite at {num_bad} of {len(nll)} positions: its dtype overflows, or its weights are broken; "
+            f"The logits of {name} are not finite at {num_bad} of {len(scores)} positions: its dtype overflows, or its weights are broken; "
             "try dtype bfloat16 or float32."
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pagedcore.commands.comparison import Comparison, ModelReport, perplexity
-from pagedcore.commands.scoring import Progress, Side, encode_text, open_side, score_text, window_size
+from pagedcore.commands.scoring import score_text
+from pagedcore.commands.side import Side, encode_text, open_side, window_size
 from pagedcore.commands.trial import Traffic, TrialResult, make_trial, run_trial
 from pagedcore.config import EngineConfig
 from pagedcore.errors import ConfigError
+from pagedcore.models.progress import Progress
 
 
 def compare_models(
@@ -68,8 +70,10 @@ def _model_report(side: Side, run: TrialResult, mean_nll_nats: float, weight_byt
         perplexity=perplexity(mean_nll_nats),
         checkpoint_bytes=side.checkpoint_bytes,
         weight_bytes=weight_bytes,
-        output_tokens_per_s=run.speed.output_tokens_per_s,
-        first_token_p50_s=run.speed.first_token_p50_s,
+        output_tokens_per_s=run.median_round.output_tokens_per_s,
+        slowest_output_tokens_per_s=run.slowest_round.output_tokens_per_s,
+        fastest_output_tokens_per_s=run.fastest_round.output_tokens_per_s,
+        first_token_p50_s=run.median_round.first_token_p50_s,
         traffic=run.traffic,
     )
 

@@ -7,9 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-MAX_EXPONENT = 700.0
-"""exp of more is no float."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -43,23 +40,26 @@ class TextScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedScope:
-    """What was asked for the speed: all prompts at once, greedy."""
+    """What was asked for the speed: all prompts at once, greedy, in several rounds from an empty prefix cache."""
 
     num_prompts: int
     prompt_tokens: int
+    """Of each, as the next."""
     output_tokens: int
+    num_rounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficScope:
-    """What was asked with a traffic file: in its order, so many at a time, greedy."""
+    """What was asked with a traffic file: in its order, greedy."""
 
     num_requests: int
-    prompt_tokens: int
-    """Of all requests."""
+    num_prompt_tokens: int
+    """Of all requests together."""
     output_tokens: int
     """Of each."""
     concurrency: int
+    """Requests in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,10 @@ class ModelReport:
     weight_bytes: int
     """In the device's memory."""
     output_tokens_per_s: float
+    """Of the median round, as `first_token_p50_s`."""
+    slowest_output_tokens_per_s: float
+    """Of the slowest round, as the next of the fastest."""
+    fastest_output_tokens_per_s: float
     first_token_p50_s: float
     traffic: TrafficReport | None
 
@@ -115,6 +119,12 @@ class Comparison:
         """B's number over A's for a field of `ModelReport`; None where A's is 0."""
         return ratio(getattr(self.b, name), getattr(self.a, name))
 
+    def speeds_overlap(self) -> bool:
+        """Whether the ranges from the slowest to the fastest round of A and of B have a speed in common."""
+        a, b = self.a, self.b
+        slowest = max(a.slowest_output_tokens_per_s, b.slowest_output_tokens_per_s)
+        return slowest <= min(a.fastest_output_tokens_per_s, b.fastest_output_tokens_per_s)
+
     def as_json(self) -> dict[str, Any]:
         """The fields of this class and of those it holds, under their own names, and `relative`: B over A.
 
@@ -127,7 +137,10 @@ class Comparison:
 
 def perplexity(mean_nll_nats: float) -> float:
     """exp of the mean; infinite where that is no float."""
-    return math.exp(mean_nll_nats) if mean_nll_nats < MAX_EXPONENT else math.inf
+    try:
+        return math.exp(mean_nll_nats)
+    except OverflowError:
+        return math.inf
 
 
 def ratio(b: float, a: float) -> float | None:

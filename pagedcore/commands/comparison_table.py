@@ -35,6 +35,7 @@ def rows(comparison: Comparison) -> list[Row]:
         ("weight files", *_sizes(a.checkpoint_bytes, b.checkpoint_bytes)),
         ("weights in memory", *_sizes(a.weight_bytes, b.weight_bytes)),
         ("output tokens per second", *_speeds(a, b)),
+        (f"slowest and fastest of {_counted(comparison.speed.num_rounds, 'round')}", _spread(a), _spread(b), ""),
         ("time to first token, p50", *_first_tokens(a, b)),
     ]
 
@@ -61,12 +62,12 @@ def caption(comparison: Comparison) -> str:
     lines = [
         f"{machine}. {text.num_text_tokens:,} tokens of text, {comparison.agreement.num_scored_tokens:,} scored.",
         f"Scored in {windows}, each from an empty cache; the first token of a window is not scored.",
-        f"Speed: {prompts} at once, {speed.output_tokens} output tokens each.",
+        f"Speed: {prompts} at once, {speed.output_tokens} output tokens each; median of {_counted(speed.num_rounds, 'round')}.",
     ]
     if text.num_left_out_logits:
         lines.append(f"Compared over {text.vocab_size:,} logits: the {text.num_left_out_logits:,} more of one model are padding.")
     if traffic is not None:
-        requests = f"{_counted(traffic.num_requests, 'request')} of {traffic.prompt_tokens:,} tokens in all"
+        requests = f"{_counted(traffic.num_requests, 'request')} of {traffic.num_prompt_tokens:,} tokens in all"
         lines.append(f"Traffic: {requests}, {traffic.concurrency} at a time, {traffic.output_tokens} output tokens each.")
     return "\n".join(lines)
 
@@ -78,7 +79,7 @@ def meaning(comparison: Comparison) -> str:
         f"B's perplexity is {_higher(comparison.relative('perplexity'))}",
         f"its likeliest token is A's in {comparison.agreement.top1_fraction:.1%} of positions",
         f"its weights take {_percent(comparison.relative('weight_bytes'))} of A's memory",
-        f"it is {_times(comparison.relative('output_tokens_per_s'))} as fast here",
+        _speed_verdict(comparison),
     ]
     sentence = "; ".join(parts) + "."
     if a is not None and b is not None:
@@ -118,6 +119,16 @@ def _sizes(a: int, b: int) -> tuple[str, str, str]:
 def _speeds(a: ModelReport | TrafficReport, b: ModelReport | TrafficReport) -> tuple[str, str, str]:
     of_a, of_b = a.output_tokens_per_s, b.output_tokens_per_s
     return f"{of_a:,.1f}", f"{of_b:,.1f}", _times(ratio(of_b, of_a))
+
+
+def _spread(report: ModelReport) -> str:
+    return f"{report.slowest_output_tokens_per_s:,.1f} to {report.fastest_output_tokens_per_s:,.1f}"
+
+
+def _speed_verdict(comparison: Comparison) -> str:
+    if comparison.speeds_overlap():
+        return f"its speed here is A's within the spread of {_counted(comparison.speed.num_rounds, 'round')}"
+    return f"it is {_times(comparison.relative('output_tokens_per_s'))} as fast here"
 
 
 def _first_tokens(a: ModelReport | TrafficReport, b: ModelReport | TrafficReport) -> tuple[str, str, str]:

@@ -68,7 +68,7 @@ def _rows(machine: Machine) -> list[tuple[str, str]]:
 
 def _quantized_on_cpu(machine: Machine) -> str:
     if machine.cpu_has_int4:
-        return "torch's 4-bit product (torch-int4) for up to 4 rows with dtype=bfloat16, else a copy dequantized once"
+        return "torch's 4-bit product (torch-int4) for few rows with dtype=bfloat16, else a copy dequantized once"
     return "a copy dequantized once (no fast 4-bit product here)"
 
 

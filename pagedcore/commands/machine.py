@@ -34,7 +34,7 @@ class Machine:
     num_cpus: int
     cpu_has_bf16: bool
     cpu_has_int4: bool
-    """4-bit weights are multiplied as they are, with dtype=bfloat16 and up to 4 rows; else a dequantized copy is."""
+    """4-bit weights are multiplied as they are, with dtype=bfloat16 and few rows; else a dequantized copy is."""
     host_total_bytes: int
     host_free_bytes: int
     packages: dict[str, str | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,19 +11,20 @@ from pagedcore.async_engine import AsyncEngine
 from pagedcore.commands.comparison import SpeedScope, TrafficReport, TrafficScope
 from pagedcore.commands.throughput import Result, run_prompts
 from pagedcore.config import EngineConfig, EnginePlan
-from pagedcore.errors import ConfigError, InvalidRequestError, PromptTooLongError
+from pagedcore.errors import ConfigError, EngineError, InvalidRequestError, PromptTooLongError
+from pagedcore.models.progress import Progress
+from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.text.tokenizer import Tokenizer
 from pagedcore.warm_up import WarmUpPrompt
 
 MAX_PROMPTS = 16
 MAX_PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 32
-WARM_UP_PROMPTS = 2
-WARM_UP_TOKENS = 4
+ROUNDS = 3
+"""An odd number: one of them is the median."""
+MAX_EMPTYING_S = 10.0
 
 TokenIds = Sequence[int]
-Progress = Callable[[str, int, int], None]
-"""progress(what, done, total)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +53,16 @@ class Trial:
     traffic: Traffic | None
 
     def speed_scope(self) -> SpeedScope:
-        return SpeedScope(num_prompts=len(self.prompts), prompt_tokens=len(self.prompts[0]), output_tokens=self.output_tokens)
+        return SpeedScope(
+            num_prompts=len(self.prompts), prompt_tokens=len(self.prompts[0]), output_tokens=self.output_tokens, num_rounds=ROUNDS
+        )
 
     def traffic_scope(self) -> TrafficScope | None:
         if self.traffic is None:
             return None
         return TrafficScope(
             num_requests=len(self.requests),
-            prompt_tokens=sum(len(request) for request in self.requests),
+            num_prompt_tokens=sum(len(request) for request in self.requests),
             output_tokens=self.traffic.output_tokens,
             concurrency=self.traffic.concurrency,
         )
@@ -69,8 +73,21 @@ class TrialResult:
     """What one engine made of a trial."""
 
     plan: EnginePlan
-    speed: Result
+    rounds: Sequence[Result]
+    """The same prompts, `ROUNDS` times; the slowest round first, the fastest last."""
     traffic: TrafficReport | None
+
+    @property
+    def slowest_round(self) -> Result:
+        return self.rounds[0]
+
+    @property
+    def median_round(self) -> Result:
+        return self.rounds[len(self.rounds) // 2]
+
+    @property
+    def fastest_round(self) -> Result:
+        return self.rounds[-1]
 
 
 def make_trial(token_ids: TokenIds, traffic: Traffic | None, tokenizer: Tokenizer, max_model_len: int) -> Trial:
@@ -94,27 +111,49 @@ def cut_prompts(token_ids: TokenIds, num_tokens: int) -> list[TokenIds]:
 
 
 def run_trial(label: str, config: EngineConfig, trial: Trial, progress: Progress) -> TrialResult:
-    """Make an engine, warm it up with two prompts, answer the traffic, then all prompts, both with an empty prefix cache; close it.
+    """Make an engine, answer the prompts once untimed, then the traffic, then the prompts in `ROUNDS` rounds; close it.
 
+    The traffic and each round begin with an empty prefix cache. What a process pays once, for shapes that are new to it, would
+    count against the model that comes first.
     Raises what the engine raises, and the first failure of a request.
     """
     engine = AsyncEngine(config)
     try:
-        run_prompts(engine, trial.prompts[:WARM_UP_PROMPTS], min(WARM_UP_TOKENS, trial.output_tokens), lambda: None)
+        run_prompts(engine, trial.prompts, trial.output_tokens, _counter(f"Warming up {label}", len(trial.prompts), progress))
         _empty_prefix_cache(engine)
         traffic = None if trial.traffic is None else _run_traffic(label, engine, trial.traffic, trial.requests, progress)
-        _empty_prefix_cache(engine)
-        advance = _counter(f"Timing {label}", len(trial.prompts), progress)
-        speed = run_prompts(engine, trial.prompts, trial.output_tokens, advance)
-        return TrialResult(plan=engine.plan, speed=speed, traffic=traffic)
+        return TrialResult(plan=engine.plan, rounds=_run_rounds(label, engine, trial, progress), traffic=traffic)
     finally:
         engine.close_sync()
 
 
+def _run_rounds(label: str, engine: AsyncEngine, trial: Trial, progress: Progress) -> list[Result]:
+    """The slowest first."""
+    advance = _counter(f"Timing {label}", ROUNDS * len(trial.prompts), progress)
+    rounds = []
+    for _ in range(ROUNDS):
+        _empty_prefix_cache(engine)
+        rounds.append(run_prompts(engine, trial.prompts, trial.output_tokens, advance))
+    return sorted(rounds, key=lambda result: result.output_tokens_per_s)
+
+
 def _empty_prefix_cache(engine: AsyncEngine) -> None:
-    """A step in flight may still hold blocks of a request that has ended; each call lets the engine go on."""
+    """A step in flight may still hold blocks of a request that has ended; each call lets the engine go on.
+
+    Raises `EngineError` when blocks are held for longer than `MAX_EMPTYING_S`.
+    """
+    deadline_s = time.monotonic() + MAX_EMPTYING_S
     while not engine.reset_prefix_cache():
         engine.check()
+        if time.monotonic() > deadline_s:
+            raise EngineError(_what_holds_blocks(engine.stats()))
+
+
+def _what_holds_blocks(stats: StatsSnapshot) -> str:
+    return (
+        f"The prefix cache could not be emptied within {MAX_EMPTYING_S:g} s: {stats.num_active_blocks} KV blocks are held by "
+        f"{stats.num_running} running and {stats.num_waiting} waiting requests, or by a step in flight."
+    )
 
 
 def _run_traffic(label: str, engine: AsyncEngine, traffic: Traffic, requests: Sequence[TokenIds], progress: Progress) -> TrafficReport:

@@ -25,7 +25,13 @@ Progress = Callable[[int, int], None]
 INDEX_FILE = "model.safetensors.index.json"
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-_INTEGER_DTYPES = frozenset({torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8})
+_WORD_DTYPES = frozenset({torch.int32, torch.int64})
+_SMALL_INTEGER_DTYPES = _WORD_DTYPES | {torch.int8}
+"""What may stand unpacked where a packed form has another shape."""
+_WORD_RANGE = (-(1 << 31), (1 << 32) - 1)
+"""Words are bits: 64-bit integers may hold them signed or not."""
+_PACKED = ("qweight", "weight_packed")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MAX_NAMED = 4
 
 
@@ -67,6 +73,8 @@ class SafetensorsSource:
     def fill(self, decoder: Decoder) -> None:
         """Load every weight of `decoder`, and no other tensor."""
         self._check_names(decoder.declare(), tied_head=decoder.has_tied_head)
+        if decoder.has_tied_head and _HEAD in self._paths:
+            self._check_tied_head()
         decoder.load(self)
         self._report(self._total_bytes - self._done_bytes)  # file headers and ignored tensors are part of the total
 
@@ -75,23 +83,36 @@ class SafetensorsSource:
         wanted, present = set(expected), set(self._paths)
         missing = sorted(wanted - present)
         if missing:
-            raise CheckpointError(f"{self._model_dir} lacks {_named(missing)}, which config.json asks for.")
+            raise CheckpointError(f"{self._model_dir} lacks {_named(missing)}, which config.json asks for.{_packed_hint(missing, present)}")
         extra = sorted(name for name in present - wanted if not _is_ignored(name, tied_head))
         if extra:
             raise CheckpointError(
                 f"{self._model_dir} holds {_named(extra)}, which its config.json has no use for; is it the config of another model?"
             )
 
+    def _check_tied_head(self) -> None:
+        """A head that is not the embedding must not be left out silently."""
+        embedding, head = (self._tensor(name).to(self._dtype) for name in (_EMBEDDING, _HEAD))
+        if not torch.equal(embedding, head):
+            raise CheckpointError(
+                f"{self._model_dir} holds an {_HEAD} that differs from {_EMBEDDING}, and its config.json says that they are one; "
+                "set tie_word_embeddings to false there if the head is meant, or remove it from the file."
+            )
+
     def read(self, name: str, spec: TensorSpec) -> Tensor:
-        path = self._paths[name]
-        tensor: Tensor = self._open(path).get_tensor(name)
+        path, tensor = self._paths[name], self._tensor(name)
         if tuple(tensor.shape) not in (spec.shape, *spec.other_shapes):
             raise CheckpointError(f"{name} in {path} has shape {list(tensor.shape)} and must have {list(spec.shape)} by {spec.reason}.")
-        covered = _INTEGER_DTYPES if spec.dtype == torch.int32 else _FLOAT_DTYPES
+        covered = _covered_dtypes(tensor, spec)
         if tensor.dtype not in covered:
             raise CheckpointError(f"{name} in {path} is of {tensor.dtype}; {_dtype_names(covered)} are covered.")
+        _check_values(f"{name} in {path}", tensor, spec)
         self._report(tensor.nbytes)
         return tensor.to(device=self._device, dtype=spec.dtype or self._dtype, copy=True)
+
+    def _tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._open(self._paths[name]).get_tensor(name)
+        return tensor
 
     def _open(self, path: Path) -> Any:
         if path not in self._handles:
@@ -131,6 +152,22 @@ class DummySource:
         return torch.Size(spec.shape).numel() * (spec.dtype or self._decoder.dtype).itemsize
 
 
+def _covered_dtypes(tensor: Tensor, spec: TensorSpec) -> frozenset[torch.dtype]:
+    if spec.dtype != torch.int32:
+        return _FLOAT_DTYPES
+    return _WORD_DTYPES if tuple(tensor.shape) == spec.shape else _SMALL_INTEGER_DTYPES
+
+
+def _check_values(where: str, tensor: Tensor, spec: TensorSpec) -> None:
+    """Raise `CheckpointError` for integers that are no 32-bit words, and for scales that make a matrix infinite or no number."""
+    if tensor.dtype == torch.int64 and tensor.numel():
+        low, high = int(tensor.min()), int(tensor.max())
+        if low < _WORD_RANGE[0] or high > _WORD_RANGE[1]:
+            raise CheckpointError(f"{where} holds integers from {low} to {high}, which do not fit into 32 bits; fetch the model again.")
+    if spec.dtype == torch.float32 and not bool(tensor.isfinite().all()):
+        raise CheckpointError(f"{where} holds scales that are infinite or not a number; fetch the model again.")
+
+
 def _dtype_names(dtypes: Iterable[torch.dtype]) -> str:
     return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
@@ -152,18 +189,22 @@ def _tensor_paths(model_dir: Path) -> dict[str, Path]:
 
 
 def _indexed_paths(model_dir: Path, index: Path) -> dict[str, Path]:
+    """What the index says, and what else its files hold: a tensor that it forgot must not be left out silently."""
     weight_map = _weight_map(index)
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for name, file_name in weight_map.items():
         by_file[file_name].append(name)
+    paths: dict[str, Path] = {}
     for file_name, names in by_file.items():
         path = model_dir / file_name
         if not path.is_file():
             raise CheckpointError(f"{index} names {file_name}, which is not in {model_dir}; fetch the model again.")
-        absent = sorted(set(names) - set(_names_in(path)))
+        held = _names_in(path)
+        absent = sorted(set(names) - set(held))
         if absent:
             raise CheckpointError(f"{index} says that {file_name} holds {_named(absent)}, and it does not.")
-    return {name: model_dir / file_name for name, file_name in weight_map.items()}
+        paths |= dict.fromkeys(held, path)
+    return paths | {name: model_dir / file_name for name, file_name in weight_map.items()}
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
@@ -200,6 +241,13 @@ def _no_safetensors(model_dir: Path) -> CheckpointError:
 
 def _is_ignored(name: str, tied_head: bool) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (tied_head and name == "lm_head.weight")
+
+
+def _packed_hint(missing: list[str], present: Collection[str]) -> str:
+    """For a packed matrix where a plain one is missed: the settings that tell how it is packed are not there."""
+    modules = [name.removesuffix(".weight") for name in missing if name.endswith(".weight")]
+    packed = next((name for module in modules for kind in _PACKED if (name := f"{module}.{kind}") in present), None)
+    return f" It holds {packed}, and neither config.json nor a file beside it says how that is packed." if packed else ""
 
 
 def _named(names: list[str]) -> str:

@@ -79,6 +79,11 @@ def load_model(
         load_dummy_weights(decoder, seed, progress)
         return decoder
     with SafetensorsSource(model_dir, dtype, device, progress) as source:
+        if stored is not None and not any(name.endswith(f".{stored.packed_suffix}") for name in source.names):
+            raise CheckpointError(
+                f"{model_dir} says that it is {stored.description} and holds no packed tensor (*.{stored.packed_suffix}); "
+                "remove the quantization settings from its config if it is the unquantized model."
+            )
         decoder = build(source.names)
         source.fill(decoder)
     return decoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,13 @@ class CheckpointSettings:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise self.refusal(key, value, "must be a list of texts")
         return tuple(value)
+
+    def pattern(self, key: str, value: str, expression: str) -> re.Pattern[str]:
+        """The regular expression in `value`, one of the texts under `key`."""
+        try:
+            return re.compile(expression)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise self.refusal(key, value, f"is no regular expression ({error})") from error
 
     def section(self, key: str) -> CheckpointSettings:
         """The object under `key`; empty if absent."""

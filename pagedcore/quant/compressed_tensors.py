@@ -37,10 +37,7 @@ class ModuleTarget:
         """Raises `CheckpointError`, naming `key`, for a malformed regular expression."""
         if not text.startswith(_REGEX):
             return cls(text)
-        try:
-            return cls(text, re.compile(text.removeprefix(_REGEX)))
-        except re.error as error:
-            raise reader.refusal(key, text, f"is no regular expression ({error})") from error
+        return cls(text, reader.pattern(key, text, text.removeprefix(_REGEX)))
 
     def names(self, module: str) -> bool:
         """Whether the entry is about the module by its name."""

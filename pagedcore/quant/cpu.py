@@ -25,9 +25,14 @@ def cpu_has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return not _BF16_FLAGS.isdisjoint(flags.split())
 
 
+def is_x86() -> bool:
+    """Whether this is the kind of CPU that the choices here were measured on."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def packing_pays(weight: Tensor) -> bool:
     """Whether `pack` makes products with this weight [out, in] faster here. Only where that was measured: x86 with oneDNN."""
-    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64") or not _has_packed_linear():
+    if weight.device.type != "cpu" or not is_x86() or not _has_packed_linear():
         return False
     if weight.dtype == torch.bfloat16:
         return cpu_has_bf16_units()

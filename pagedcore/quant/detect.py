@@ -22,7 +22,8 @@ FORMAT_OF_NAME = {"gptq_marlin": "gptq", "awq_marlin": "awq"} | {name: name for 
 """The format that a `quantization` setting means; kernels are chosen by the engine."""
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
-_OTHER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+_GPTQ_FILE = "quantize_config.json"
+_OTHER_FILES = {_GPTQ_FILE: "gptq", "quant_config.json": "awq"}
 
 
 def read_checkpoint_format(model_dir: Path, config: Mapping[str, Any], asked: str | None = None) -> CheckpointFormat | None:
@@ -51,6 +52,7 @@ def _find_settings(model_dir: Path, config: Mapping[str, Any]) -> tuple[dict[str
         if settings:
             if not isinstance(settings, dict):
                 raise CheckpointError(f"{key} in {model_dir / 'config.json'} is {settings!r} and must be a JSON object.")
+            _refuse_another_label(settings, model_dir)
             return _with_rules_in_order(settings, model_dir), f"{key} of {model_dir / 'config.json'}"
     for file_name, method in _OTHER_FILES.items():
         path = model_dir / file_name
@@ -61,22 +63,40 @@ def _find_settings(model_dir: Path, config: Mapping[str, Any]) -> tuple[dict[str
 
 def _with_rules_in_order(settings: dict[str, Any], model_dir: Path) -> dict[str, Any]:
     """Of `dynamic` rules the first that matches wins. transformers sorts config.json's keys; quantize_config.json keeps their order."""
-    path = model_dir / "quantize_config.json"
+    path = model_dir / _GPTQ_FILE
     if not settings.get("dynamic") or not path.is_file():
         return settings
     rules = _read(path).get("dynamic")
     return {**settings, "dynamic": rules} if rules == settings["dynamic"] else settings
 
 
+def _refuse_another_label(settings: Mapping[str, Any], model_dir: Path) -> None:
+    """Raise `CheckpointError` where two files label the zero points of an asymmetric GPTQ model differently: content cannot tell."""
+    path = model_dir / _GPTQ_FILE
+    if settings.get("quant_method", "gptq") != "gptq" or settings.get("sym") is True or not path.is_file():
+        return
+    label, other = _label(settings) or "gptq", _label(_read(path))
+    if other is not None and other != label:
+        raise CheckpointError(
+            f"{model_dir / 'config.json'} labels the zero points {label!r}, as it does without checkpoint_format, and {path} {other!r}; "
+            "correct the one that is wrong."
+        )
+
+
+def _label(settings: Mapping[str, Any]) -> str | None:
+    label = settings.get("checkpoint_format") or settings.get("format")
+    return label.lower() if isinstance(label, str) else None
+
+
 def _method(settings: Mapping[str, Any], where: str) -> str:
     """Old AutoGPTQ files name no method in config.json; their keys are GPTQ's alone."""
     method = settings.get("quant_method") or ("gptq" if {"bits", "group_size", "desc_act"} <= settings.keys() else None)
-    if method not in FORMATS:
+    if not isinstance(method, str) or method not in FORMATS:
         raise CheckpointError(
             f"{where} names the quantization method {method!r}, which is not covered; set model to a checkpoint in one of "
             f"{', '.join(FORMATS)}, or to the float16, bfloat16 or float32 one that it was made from."
         )
-    return str(method)
+    return method
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def random_words(*shape: int) -> Dummy:
     return lambda generator: torch.randint(-(2**31), 2**31, shape, generator=generator, device=generator.device, dtype=torch.int32)
 
 
-def scales(*shape: int, bits: int, has_random_zeros: bool) -> Dummy:
+def constant_scales(*shape: int, bits: int, has_random_zeros: bool) -> Dummy:
     """The scale with which uniform codes, less a fixed or a uniform zero, have the wanted deviation."""
     variance = (4**bits - 1) / 12 * (2 if has_random_zeros else 1)
     return lambda generator: torch.full(shape, WEIGHT_STD / math.sqrt(variance), device=generator.device)

@@ -1,20 +1,21 @@
-"""What a GPTQ checkpoint says about its matrices."""
+"""What a GPTQ checkpoint says of itself: the keys that AutoGPTQ, transformers and GPTQModel write."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagedcore.quant.checkpoint_settings import CheckpointSettings
 from pagedcore.quant.gptq_layout import GptqLayout
 from pagedcore.quant.gptq_zeros import ZeroStorage
-from pagedcore.quant.module_rules import DynamicRule, holds_components, read_dynamic_rules
-
-__all__ = ["GptqFormat", "GptqLayout"]
+from pagedcore.quant.groups import read_group_size
+from pagedcore.quant.module_rules import DynamicRule, ends_in_components, holds_components, read_dynamic_rules
 
 _BITS = (2, 3, 4, 8)
+_BITS_KEYS = ("bits", "w_bit", "wbits")
+_GROUP_SIZE_KEYS = ("group_size", "q_group_size")
 _STORAGES = {"gptq": ZeroStorage.MINUS_ONE, "gptq_v2": ZeroStorage.AS_IS}
 _FORMAT_KEYS = ("format", "checkpoint_format")
 _OF_THE_WHOLE_FILE = frozenset({*_FORMAT_KEYS, "is_marlin_format", "lm_head", "method", "quant_method", "w_bit", "wbits", "q_group_size"})
@@ -26,13 +27,16 @@ class GptqFormat:
     """The layout of most modules and the rules for the others."""
 
     layout: GptqLayout
-    quantizes_head: bool = False
-    left_out: tuple[str, ...] = ()
-    """Names of modules, or of parts of their paths, that are stored unquantized."""
+    has_packed_head: bool = False
+    unconverted: tuple[str, ...] = ()
+    """Rules of modules left unquantized: a name, or a run of its dotted components."""
     names_in_block: tuple[str, ...] = ()
     """If any: the only modules that are quantized, by the ends of their names."""
     dynamic: tuple[tuple[DynamicRule, GptqLayout | None], ...] = ()
     """The first that matches decides; None: unquantized."""
+
+    method = "gptq"
+    packed_suffix = "qweight"
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], where: str) -> GptqFormat:
@@ -44,25 +48,17 @@ class GptqFormat:
         rules = read_dynamic_rules(settings.get("dynamic"), where)
         return cls(
             layout=_read_layout(settings, where),
-            quantizes_head=reader.flag("lm_head", default=False),
-            left_out=reader.names("modules_to_not_convert"),
+            has_packed_head=reader.flag("lm_head", default=False),
+            unconverted=reader.names("modules_to_not_convert"),
             names_in_block=_read_names(settings, "modules_in_block_to_quantize", where)
             or _read_names(settings, "inside_layer_modules", where),
             dynamic=tuple((rule, _layout_of_rule(rule, settings, where)) for rule in rules),
         )
 
     @property
-    def method(self) -> str:
-        return "gptq"
-
-    @property
     def description(self) -> str:
         mixed = any(layout is not None and layout.description != self.layout.description for _, layout in self.dynamic)
         return f"{self.layout.description}{' with exceptions' if mixed else ''}"
-
-    @property
-    def packed_suffix(self) -> str:
-        return "qweight"
 
     def layout_of(self, module: str) -> GptqLayout | None:
         if not self._is_quantized(module):
@@ -74,42 +70,35 @@ class GptqFormat:
 
     def _is_quantized(self, module: str) -> bool:
         """By the rules that name no layout."""
-        if any(holds_components(module, name) for name in self.left_out):
+        if any(holds_components(module, name) for name in self.unconverted):
             return False
-        if _ends_with(module, "lm_head"):
-            return self.quantizes_head
-        return not self.names_in_block or any(_ends_with(module, name) for name in self.names_in_block)
-
-
-def _ends_with(module: str, name: str) -> bool:
-    """In whole dotted components."""
-    return f".{module}".endswith(f".{name}")
+        if ends_in_components(module, "lm_head"):
+            return self.has_packed_head
+        return not self.names_in_block or any(ends_in_components(module, name) for name in self.names_in_block)
 
 
 def _read_layout(settings: Mapping[str, Any], where: str, path: str = "") -> GptqLayout:
     reader = CheckpointSettings(settings, where, path)
-    bits = _required(reader, "bits", "w_bit", "wbits")
+    for keys in (_BITS_KEYS, _GROUP_SIZE_KEYS):
+        _require_one(reader, keys)
+    bits = reader.integer(*_BITS_KEYS, default=0)
     if bits not in _BITS:
-        raise reader.refusal("bits", bits, "gptq is covered with 2, 3, 4 and 8")
-    group_size = _required(reader, "group_size", "q_group_size")
-    if group_size != -1 and group_size < 1:
-        raise reader.refusal("group_size", group_size, "must be positive, or -1 for one group of all inputs")
+        raise reader.refusal(reader.given(*_BITS_KEYS), bits, "gptq is covered with 2, 3, 4 and 8 bits")
     reader.choice("pack_dtype", covered=("int32",), default="int32")
     return GptqLayout(
         bits=bits,
-        group_size=None if group_size == -1 else group_size,
-        desc_act=reader.flag("desc_act", default=False),
-        symmetric=None if reader.value("sym") is None else reader.flag("sym", default=False),
+        group_size=read_group_size(reader, *_GROUP_SIZE_KEYS, default=None),
+        has_act_order=reader.flag("desc_act", default=False),
+        is_symmetric=None if reader.value("sym") is None else reader.flag("sym", default=False),
         zero_storage=_read_zero_storage(reader, bits),
         where=where,
     )
 
 
-def _required(reader: CheckpointSettings, *keys: str) -> int:
+def _require_one(reader: CheckpointSettings, keys: Sequence[str]) -> None:
     """No default is safe: tools differ in theirs."""
     if all(reader.value(key) is None for key in keys):
         raise reader.refusal(keys[0], None, "must be given: without it packed tensors cannot be read")
-    return reader.integer(*keys, default=0)
 
 
 def _read_zero_storage(reader: CheckpointSettings, bits: int) -> ZeroStorage:

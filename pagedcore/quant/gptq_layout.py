@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagedcore.errors import CheckpointError
 from pagedcore.quant.bit_packing import num_words, unpack_bits
-from pagedcore.quant.dummy_tensors import Dummy, random_words, scales, shuffled_groups
+from pagedcore.quant.dummy_tensors import Dummy, constant_scales, random_words, shuffled_groups
 from pagedcore.quant.gptq_zeros import ZeroStorage, candidates, uniform_zeros, unpack_zeros
 from pagedcore.quant.groups import count_groups, group_label
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
@@ -27,9 +27,9 @@ class GptqLayout:
     bits: int
     group_size: int | None
     """Inputs of one group; None: all are one group."""
-    desc_act: bool
-    """Quantized in the order of activations: g_idx says which group an input is of."""
-    symmetric: bool | None
+    has_act_order: bool
+    """Quantized in the order of activations (desc_act): g_idx says which group an input is of."""
+    is_symmetric: bool | None
     """Whether all zero points are 2^(bits - 1); None: the file does not say."""
     zero_storage: ZeroStorage
     """By the file's label."""
@@ -40,7 +40,7 @@ class GptqLayout:
 
     @property
     def description(self) -> str:
-        return f"gptq {self.bits}-bit {group_label(self.group_size)}{' act-order' if self.desc_act else ''}"
+        return f"gptq {self.bits}-bit {group_label(self.group_size)}{' act-order' if self.has_act_order else ''}"
 
     @property
     def _middle(self) -> int:
@@ -54,13 +54,13 @@ class GptqLayout:
         """
         num_groups = count_groups(name, in_features, out_features, self.group_size)
         words, zeros = (num_words(in_features, self.bits), out_features), (num_groups, num_words(out_features, self.bits))
-        dummy_scales = scales(num_groups, out_features, bits=self.bits, has_random_zeros=self.symmetric is False)
+        dummy_scales = constant_scales(num_groups, out_features, bits=self.bits, has_random_zeros=self.is_symmetric is False)
         specs = {
             f"{name}.qweight": self._spec(words, torch.int32, random_words(*words)),
             f"{name}.qzeros": self._spec(zeros, torch.int32, self._dummy_zeros(*zeros)),
             f"{name}.scales": self._spec((num_groups, out_features), torch.float32, dummy_scales),
         }
-        if self.desc_act if present is None else f"{name}.g_idx" in present:
+        if self.has_act_order if present is None else f"{name}.g_idx" in present:
             specs[f"{name}.g_idx"] = self._spec((in_features,), torch.int32, shuffled_groups(in_features, num_groups))
         return specs
 
@@ -79,12 +79,12 @@ class GptqLayout:
         )
 
     def _spec(self, shape: tuple[int, ...], dtype: torch.dtype, dummy: Dummy) -> TensorSpec:
-        return TensorSpec(shape, dtype=dtype, reason=f"{self.bits}-bit gptq with group_size {self.group_size or -1}", dummy=dummy)
+        return TensorSpec(shape, dtype=dtype, reason=self.description, dummy=dummy)
 
     def _zeros(self, name: str, out_features: int, words: Tensor) -> Tensor:
         """[groups, out] uint8, read as the label says unless symmetric content shows that it is stored otherwise."""
         by_label = unpack_zeros(words, self.bits, out_features, self.zero_storage)
-        if self.symmetric is False:
+        if self.is_symmetric is False:
             return by_label
         for storage in candidates(self.zero_storage, self.bits):
             zeros = unpack_zeros(words, self.bits, out_features, storage)
@@ -92,7 +92,7 @@ class GptqLayout:
                 if storage is not self.zero_storage:
                     self._warn_of_label(name, storage)
                 return zeros
-        if self.symmetric:
+        if self.is_symmetric:
             raise self._not_symmetric(name, by_label)
         return by_label
 
@@ -129,7 +129,7 @@ class GptqLayout:
         return None if torch.equal(groups, _groups_in_order(in_features, num_groups, groups.device)) else groups
 
     def _warn_of_order(self, name: str, num_groups: int, fact: str) -> None:
-        if self.desc_act and num_groups > 1:
+        if self.has_act_order and num_groups > 1:
             self._tell(
                 "no order",
                 f"{name}.g_idx: {self.where} says desc_act, which needs the group of each input, and {fact}: "
@@ -142,7 +142,7 @@ class GptqLayout:
             logger.warning("%s", message)
 
     def _dummy_zeros(self, num_groups: int, num_words: int) -> Dummy:
-        if self.symmetric is False:
+        if self.is_symmetric is False:
             return random_words(num_groups, num_words)
         return lambda generator: uniform_zeros(self._middle, self.bits, num_words, self.zero_storage, generator.device).repeat(
             num_groups, 1

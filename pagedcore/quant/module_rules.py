@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagedcore.errors import CheckpointError
 from pagedcore.quant.checkpoint_settings import CheckpointSettings
 
 
 def holds_components(module: str, rule: str) -> bool:
     """Whether `rule` is the module's name, or a run of its whole dotted components."""
     return f".{rule}." in f".{module}."
+
+
+def ends_in_components(module: str, name: str) -> bool:
+    """Whether `name` is the module's name, or its last whole dotted components."""
+    return f".{module}".endswith(f".{name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,6 @@ class DynamicRule:
         return self.pattern.match(module) is not None
 
 
-def compile_pattern(expression: str, key: str, where: str) -> re.Pattern[str]:
-    """Raises `CheckpointError`, naming the setting `key` and the file, for a malformed regular expression."""
-    try:
-        return re.compile(expression)
-    except re.error as error:
-        raise CheckpointError(f"{key} holds {expression!r} in {where}, which is no regular expression: {error}.") from error
-
-
 def read_dynamic_rules(dynamic: object, where: str) -> tuple[DynamicRule, ...]:
     """In the file's order, of which the first that matches a module decides; none if `dynamic` is null.
 
@@ -48,7 +44,7 @@ def read_dynamic_rules(dynamic: object, where: str) -> tuple[DynamicRule, ...]:
 
 def _read_rule(key: str, overrides: Any, where: str) -> DynamicRule:
     sign, expression = (key[0], key[2:]) if key.startswith(("+:", "-:")) else ("+", key)
-    pattern = compile_pattern(expression, "dynamic", where)
+    pattern = CheckpointSettings({}, where).pattern("dynamic", key, expression)
     if sign == "-":
         return DynamicRule(pattern, None)
     if overrides is not None and not isinstance(overrides, dict):

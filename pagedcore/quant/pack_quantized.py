@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagedcore.errors import CheckpointError
 from pagedcore.quant.bit_packing import num_words, unpack_bits
-from pagedcore.quant.dummy_tensors import random_words, scales, shuffled_groups
+from pagedcore.quant.dummy_tensors import constant_scales, random_words, shuffled_groups
 from pagedcore.quant.groups import count_groups, group_label
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
 from pagedcore.quant.tensor_spec import TensorSpec
@@ -71,7 +71,7 @@ class PackQuantizedLayout:
     def _every_spec(self, in_features: int, out_features: int, groups: int) -> dict[str, TensorSpec]:
         reason = f"compressed-tensors {self.description}"
         packed, zero_points = (out_features, num_words(in_features, self.bits)), (num_words(out_features, self.bits), groups)
-        dummy_scales = scales(out_features, groups, bits=self.bits, has_random_zeros=not self.is_symmetric)
+        dummy_scales = constant_scales(out_features, groups, bits=self.bits, has_random_zeros=not self.is_symmetric)
         return {
             _PACKED: TensorSpec(packed, torch.int32, reason, dummy=random_words(*packed)),
             _SCALE: TensorSpec((out_features, groups), torch.float32, reason, dummy=dummy_scales),

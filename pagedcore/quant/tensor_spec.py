@@ -17,10 +17,10 @@ class TensorSpec:
 
     shape: Shape
     dtype: torch.dtype | None = None
-    """How the layer wants it: None is the model's dtype, float32 keeps the exact floats of the file, int32 takes integers of any width."""
+    """How the layer wants it: None is the model's dtype, float32 keeps the exact floats of the file, int32 takes 32-bit words."""
     reason: str = "config.json"
-    """What asks for this shape, for messages: such as `4-bit gptq with group_size 128`."""
+    """What asks for this shape, for messages: such as `gptq 4-bit group 128`."""
     other_shapes: tuple[Shape, ...] = ()
-    """Shapes that the file may hold instead; the layer tells them apart."""
+    """Shapes that the file may hold instead, int32 then also as int8; the layer tells them apart."""
     dummy: Callable[[torch.Generator], Tensor] | None = None
     """Draws a stand-in on the generator's device; None draws ones for norms and a normal distribution for the rest."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagedcore import cli
+from pagedcore.commands import trial as trial_module
 from pagedcore.commands.comparison import (
     Agreement,
     Comparison,
@@ -28,10 +30,12 @@ from pagedcore.commands.comparison import (
     perplexity,
 )
 from pagedcore.commands.comparison_table import caption, meaning, rows, show, traffic_rows
-from pagedcore.commands.throughput import run_prompts
-from pagedcore.commands.trial import MAX_PROMPTS, Traffic, cut_prompts, make_trial
+from pagedcore.commands.throughput import Result, run_prompts
+from pagedcore.commands.trial import MAX_PROMPTS, Traffic, Trial, TrialResult, cut_prompts, make_trial, run_trial
 from pagedcore.config import EngineConfig
-from pagedcore.errors import ConfigError, InvalidRequestError, PromptTooLongError
+from pagedcore.errors import ConfigError, EngineError, InvalidRequestError, PromptTooLongError
+from pagedcore.models.progress import Progress
+from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outputs import RequestOutput
 from pagedcore.warm_up import read_warm_up_file
 from support.scripted_engine import ScriptedEngine
@@ -42,11 +46,13 @@ TRAFFIC_A = TrafficReport(
 )  # fmt: skip
 REPORT_A = ModelReport(
     model="dense", quantization=None, linear_backend="torch", device="cpu", dtype="float32", perplexity=10.0, checkpoint_bytes=200_000_000,
-    weight_bytes=400_000_000, output_tokens_per_s=50.0, first_token_p50_s=0.1, traffic=None,
+    weight_bytes=400_000_000, output_tokens_per_s=50.0, slowest_output_tokens_per_s=48.0, fastest_output_tokens_per_s=51.5,
+    first_token_p50_s=0.1, traffic=None,
 )  # fmt: skip
 REPORT_B = dataclasses.replace(
     REPORT_A, model="small", quantization="gptq 4-bit group 64", linear_backend="dequantized", perplexity=11.23,
-    checkpoint_bytes=54_000_000, weight_bytes=108_000_000, output_tokens_per_s=70.0, first_token_p50_s=0.05,
+    checkpoint_bytes=54_000_000, weight_bytes=108_000_000, output_tokens_per_s=70.0, slowest_output_tokens_per_s=66.6,
+    fastest_output_tokens_per_s=70.1, first_token_p50_s=0.05,
 )  # fmt: skip
 COMPARISON = Comparison(
     a=REPORT_A,
@@ -55,14 +61,14 @@ COMPARISON = Comparison(
         num_scored_tokens=2046, mean_nll_a_nats=2.3, mean_nll_b_nats=2.4, mean_kl_nats=0.0612, p99_kl_nats=0.5, top1_fraction=0.912
     ),
     text=TextScope(num_text_tokens=2048, num_windows=2, window_tokens=1024, vocab_size=49152, num_left_out_logits=0),
-    speed=SpeedScope(num_prompts=16, prompt_tokens=128, output_tokens=32),
+    speed=SpeedScope(num_prompts=16, prompt_tokens=128, output_tokens=32, num_rounds=3),
     traffic=None,
 )
 WITH_TRAFFIC = dataclasses.replace(
     COMPARISON,
     a=dataclasses.replace(REPORT_A, traffic=TRAFFIC_A),
     b=dataclasses.replace(REPORT_B, traffic=dataclasses.replace(TRAFFIC_A, prefix_hit_rate=0.45, num_blocks=250, pool_tokens=4000)),
-    traffic=TrafficScope(num_requests=12, prompt_tokens=3456, output_tokens=16, concurrency=8),
+    traffic=TrafficScope(num_requests=12, num_prompt_tokens=3456, output_tokens=16, concurrency=8),
 )
 
 
@@ -77,6 +83,25 @@ def test_the_sentence_says_the_numbers() -> None:
         "B's perplexity is 12.3% higher; its likeliest token is A's in 91.2% of positions; its weights take 27% of A's memory; "
         "it is 1.40 x as fast here."
     )
+
+
+@pytest.mark.parametrize(
+    ("range_b", "said"),
+    [
+        ((45.0, 47.9), "it is 0.94 x as fast here."),
+        ((45.0, 48.0), "its speed here is A's within the spread of 3 rounds."),
+        ((49.0, 50.0), "its speed here is A's within the spread of 3 rounds."),
+        ((40.0, 60.0), "its speed here is A's within the spread of 3 rounds."),
+        ((51.5, 60.0), "its speed here is A's within the spread of 3 rounds."),
+        ((51.6, 60.0), "it is 0.94 x as fast here."),
+    ],
+)
+def test_a_speed_is_called_another_only_where_the_rounds_of_a_and_b_do_not_overlap(range_b: tuple[float, float], said: str) -> None:
+    """A's rounds are from 48.0 to 51.5."""
+    slowest, fastest = range_b
+    spread = {"slowest_output_tokens_per_s": slowest, "fastest_output_tokens_per_s": fastest, "output_tokens_per_s": 47.0}
+    changed = dataclasses.replace(COMPARISON, b=dataclasses.replace(REPORT_B, **spread))
+    assert meaning(changed).split("; ")[-1] == said
 
 
 @pytest.mark.parametrize(("perplexity_b", "said"), [(9.0, "10.0% lower"), (10.0001, "the same to 0.1%"), (10.02, "0.2% higher")])
@@ -97,6 +122,7 @@ def test_the_table_has_a_row_for_each_number_and_relates_b_to_a() -> None:
         ("weight files", "200.0 MB", "54.0 MB", "27%"),
         ("weights in memory", "400.0 MB", "108.0 MB", "27%"),
         ("output tokens per second", "50.0", "70.0", "1.40 x"),
+        ("slowest and fastest of 3 rounds", "48.0 to 51.5", "66.6 to 70.1", ""),
         ("time to first token, p50", "100.0 ms", "50.0 ms", "0.50 x"),
     ]
 
@@ -123,7 +149,7 @@ def test_the_caption_says_what_was_measured_and_that_a_windows_first_token_is_no
     assert caption(WITH_TRAFFIC).splitlines() == [
         "cpu, float32. 2,048 tokens of text, 2,046 scored.",
         "Scored in 2 windows of at most 1,024, each from an empty cache; the first token of a window is not scored.",
-        "Speed: 16 prompts of 128 tokens at once, 32 output tokens each.",
+        "Speed: 16 prompts of 128 tokens at once, 32 output tokens each; median of 3 rounds.",
         "Traffic: 12 requests of 3,456 tokens in all, 8 at a time, 16 output tokens each.",
     ]
     padded = dataclasses.replace(COMPARISON, text=dataclasses.replace(COMPARISON.text, num_left_out_logits=64))
@@ -146,6 +172,8 @@ def test_json_has_the_fields_and_b_over_a() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["a"]["perplexity"] == 10.0
     assert found["b"]["traffic"]["prefix_hit_rate"] == 0.45
+    assert (found["a"]["slowest_output_tokens_per_s"], found["a"]["fastest_output_tokens_per_s"]) == (48.0, 51.5)
+    assert found["speed"]["num_rounds"] == 3
     assert found["relative"] == {
         "perplexity": pytest.approx(1.123),
         "checkpoint_bytes": 0.27,
@@ -205,11 +233,13 @@ def test_requests_are_texts_with_special_tokens_and_conversations_to_be_answered
     traffic = Traffic(prompts=["ab", [{"role": "user", "content": "ab"}]], concurrency=2, output_tokens=3)
     trial = make_trial(range(500), traffic, FakeText(), 64)  # type: ignore[arg-type]
     assert trial.requests == [[0, 97, 98], [97, 98, 63]]
-    assert trial.traffic_scope() == TrafficScope(num_requests=2, prompt_tokens=6, output_tokens=3, concurrency=2)
+    assert trial.traffic_scope() == TrafficScope(num_requests=2, num_prompt_tokens=6, output_tokens=3, concurrency=2)
 
 
-@pytest.mark.parametrize(("max_model_len", "scope"), [(2, (16, 1, 1)), (64, (16, 32, 32)), (100, (16, 68, 32)), (8192, (16, 128, 32))])
-def test_prompt_and_output_fit_the_model(max_model_len: int, scope: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("max_model_len", "scope"), [(2, (16, 1, 1, 3)), (64, (16, 32, 32, 3)), (100, (16, 68, 32, 3)), (8192, (16, 128, 32, 3))]
+)
+def test_prompt_and_output_fit_the_model(max_model_len: int, scope: tuple[int, int, int, int]) -> None:
     trial = make_trial(range(500), None, FakeText(), max_model_len)  # type: ignore[arg-type]
     assert dataclasses.astuple(trial.speed_scope()) == scope
     assert trial.traffic_scope() is None
@@ -265,9 +295,104 @@ def test_one_at_a_time_keeps_the_files_order() -> None:
     assert all(params.ignore_eos and params.temperature == 0.0 for _, params, _ in engine.asked)
 
 
+class CachingEngine(ScriptedEngine):
+    """Remembers what is done to it, in order. Its cache is empty at the `num_tries`th time of asking each time, or never."""
+
+    def __init__(self, num_tries: int | None = 2) -> None:
+        super().__init__()
+        self.num_tries, self.tries = num_tries, 0
+        self.events: list[str] = []
+        self.lock = threading.Lock()
+
+    def generate_sync(self, prompt: Any, *args: Any, **kwargs: Any) -> Iterator[RequestOutput]:
+        with self.lock:
+            if self.events[-1:] != ["load"]:
+                self.events.append("load")
+        yield from super().generate_sync(prompt, *args, **kwargs)
+
+    def reset_prefix_cache(self) -> bool:
+        self.tries += 1
+        is_empty = self.num_tries is not None and self.tries % self.num_tries == 0
+        if is_empty:
+            self.events.append("empty")
+        return is_empty
+
+    def check(self) -> None:
+        pass
+
+    def stats(self) -> StatsSnapshot:
+        return StatsSnapshot(num_active_blocks=7, num_running=1, num_waiting=2)
+
+
+def load_result(wall_s: float, first_token_s: float) -> Result:
+    """Of 120 tokens."""
+    return Result(
+        wall_s=wall_s,
+        num_prompt_tokens=1,
+        num_cached_tokens=0,
+        num_output_tokens=120,
+        first_token_s=[first_token_s],
+        per_output_token_s=[],
+    )
+
+
+def run_scripted(engine: CachingEngine, monkeypatch: pytest.MonkeyPatch, progress: Progress = lambda *call: None) -> TrialResult:
+    monkeypatch.setattr(trial_module, "AsyncEngine", lambda config: engine)
+    trial = Trial(prompts=[[1], [2]], output_tokens=2, requests=[], traffic=None)
+    return run_trial("A", EngineConfig(), trial, progress)
+
+
+def test_each_of_three_rounds_begins_with_an_empty_prefix_cache_and_the_bar_counts_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = CachingEngine(), list[tuple[str, int, int]]()
+    result = run_scripted(engine, monkeypatch, lambda *call: calls.append(call))
+    assert engine.events == ["load", "empty", "empty", "load", "empty", "load", "empty", "load"]
+    assert len(engine.asked) == 2 * (1 + 3)
+    assert len(result.rounds) == 3
+    assert sorted(call for call in calls if call[0] == "Timing A") == [("Timing A", done, 6) for done in range(7)]
+    assert engine.is_closed
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_round_of_median_speed_is_reported_with_its_own_first_token(order: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the times to the first token nor the order of the rounds say which round it is."""
+    slow, middle, fast = load_result(4.0, 0.1), load_result(3.0, 0.9), load_result(2.0, 0.3)
+    warm_up = load_result(1.0, 0.0)
+    loads = iter([warm_up, *((slow, middle, fast)[index] for index in order)])
+    monkeypatch.setattr(trial_module, "run_prompts", lambda *args, **kwargs: next(loads))
+    result = run_scripted(CachingEngine(), monkeypatch)
+    speeds = [report.output_tokens_per_s for report in (result.slowest_round, result.median_round, result.fastest_round)]
+    assert speeds == [30.0, 40.0, 60.0]
+    assert result.median_round.first_token_p50_s == 0.9
+
+
+def test_a_cache_that_does_not_get_empty_is_an_error_that_says_what_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes by a second as it is looked at."""
+    engine, clock = CachingEngine(num_tries=None), itertools.count(100)
+    monkeypatch.setattr(trial_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    with pytest.raises(EngineError) as raised:
+        run_scripted(engine, monkeypatch)
+    assert str(raised.value) == (
+        "The prefix cache could not be emptied within 10 s: "
+        "7 KV blocks are held by 1 running and 2 waiting requests, or by a step in flight."
+    )
+    assert engine.tries == 11
+    assert engine.is_closed
+
+
 def test_a_traffic_file_that_is_not_there_is_named_as_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"The traffic file .* cannot be read: .*; check --traffic\."):
         read_warm_up_file(tmp_path / "none", what="traffic file", flag="--traffic")
+
+
+def test_a_traffic_file_of_json_lines_is_refused_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.txt").write_text("some text")
+    path = tmp_path / "traffic.jsonl"
+    path.write_text('{"a": 1}\n')
+    assert run("compare", "x", "y", "--text", str(tmp_path / "t.txt"), "--traffic", str(path)) == 2
+    assert capsys.readouterr().err == (
+        f"pagedcore: Line 1 of the traffic file {str(path)!r} is a JSON object or list; "
+        "give a JSON list of texts and lists of messages, or one plain text a line.\n"
+    )
 
 
 class FakeCompare:
@@ -334,10 +459,10 @@ def test_a_third_model_is_refused(fake: FakeCompare, tmp_path: Path, capsys: pyt
     assert fake.configs is None
 
 
-def test_ctrl_c_ends_with_one_word(fake: FakeCompare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_with_its_exit_code_and_no_traceback(fake: FakeCompare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.txt").write_text("some text")
     fake.failure = KeyboardInterrupt()
-    assert run("compare", "x", "y", "--text", str(tmp_path / "t.txt"), "--json") in (1, 130)
+    assert run("compare", "x", "y", "--text", str(tmp_path / "t.txt"), "--json") == 130
     out, err = capsys.readouterr()
     assert out == ""
     assert "Traceback" not in err

@@ -120,6 +120,13 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_number() -> None:
         tally.result()
 
 
+def test_a_logit_of_minus_infinity_is_an_error_though_it_is_not_that_of_the_text() -> None:
+    tally = AgreementTally()
+    tally.add(score_positions(torch.tensor([[0.0, -math.inf]]), torch.tensor([[0.0, 0.0]]), torch.tensor([0])))
+    with pytest.raises(EngineError, match="logits of A or B are not finite at 1 of 1 positions"):
+        tally.result()
+
+
 @pytest.mark.parametrize("window", [20, 64])
 def test_numbers_are_those_of_transformers(tmp_path: Path, window: int) -> None:
     """The last window of 20 has one token, which is not scored."""
@@ -155,7 +162,9 @@ def test_a_model_agrees_with_itself_and_every_number_is_there(tmp_path: Path) ->
     assert (found.a.device, found.a.dtype, found.a.quantization) == ("cpu", "float32", None)
     assert (found.text.window_tokens, found.speed.prompt_tokens, found.speed.output_tokens) == (64, 32, 32)
     assert found.speed.num_prompts == 16
-    assert found.a.output_tokens_per_s > 0
+    assert found.speed.num_rounds == 3
+    for report in (found.a, found.b):
+        assert 0 < report.slowest_output_tokens_per_s <= report.output_tokens_per_s <= report.fastest_output_tokens_per_s
     assert found.traffic is None
 
 
@@ -192,7 +201,7 @@ def test_traffic_counts_hits_by_level_from_an_empty_cache(tmp_path: Path) -> Non
         assert (report.num_blocks, report.pool_tokens) == (64, 512)
         assert report.kv_cache_bytes == 64 * 8 * 2 * 2 * 8 * 4 * 2  # blocks, slots, keys and values, heads, head size, bytes, layers
     assert found.traffic is not None
-    assert (found.traffic.num_requests, found.traffic.prompt_tokens) == (3, 3 * length)
+    assert (found.traffic.num_requests, found.traffic.num_prompt_tokens) == (3, 3 * length)
 
 
 def test_conversations_of_the_traffic_go_through_the_chat_template(tmp_path: Path) -> None:
@@ -201,7 +210,7 @@ def test_conversations_of_the_traffic_go_through_the_chat_template(tmp_path: Pat
     tokenizer = load_tokenizer(folder)
     found = compare(folder, folder, traffic=Traffic(prompts=[messages], output_tokens=2))
     assert found.traffic is not None
-    assert found.traffic.prompt_tokens == len(tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False))
+    assert found.traffic.num_prompt_tokens == len(tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False))
 
 
 def pad_vocabulary(source: Path, target: Path, num_rows: int) -> None:
@@ -263,6 +272,12 @@ def test_a_window_must_fit_both_models(tmp_path: Path, window: int) -> None:
         compare(a.folder, b.folder, window=window)
 
 
+def test_a_model_that_holds_one_token_cannot_be_scored(tmp_path: Path) -> None:
+    folder = make_model(tmp_path).folder
+    with pytest.raises(ConfigError, match="max_model_len is 1 and must be at least 2 to compare models"):
+        compare_models(config(folder, max_model_len=1), config(folder), TEXT)
+
+
 def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     folder = make_model(tmp_path).folder
     (folder / "model.safetensors").write_bytes(b"never read")
@@ -281,11 +296,23 @@ def test_progress_names_its_steps_and_each_one_ends(tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     traffic = Traffic(prompts=["hello"] * 3, concurrency=1, output_tokens=1)
     compare(folder, folder, traffic=traffic, progress=lambda *call: calls.append(call))
-    names = ["Loading A", "Loading B", "Scoring", "Traffic A", "Timing A", "Traffic B", "Timing B"]
+    engines = [f"{what} {label}" for label in "AB" for what in ("Warming up", "Traffic", "Timing")]
+    names = ["Loading A", "Loading B", "Scoring", *engines]
     assert list(dict.fromkeys(what for what, _, _ in calls)) == names
     for name in names:
         done = [(count, total) for what, count, total in calls if what == name]
         assert max(done) == (done[-1][1], done[-1][1])
+
+
+def test_both_engines_are_warmed_up_with_all_that_is_timed(tmp_path: Path) -> None:
+    """What a process pays once would count against A, and B would look faster than a copy of itself."""
+    folder = make_model(tmp_path).folder
+    calls: list[tuple[str, int, int]] = []
+    found = compare(folder, folder, progress=lambda *call: calls.append(call))
+    num_prompts, num_timed = found.speed.num_prompts, found.speed.num_prompts * found.speed.num_rounds
+    for label in "AB":
+        assert (f"Warming up {label}", num_prompts, num_prompts) in calls
+        assert (f"Timing {label}", num_timed, num_timed) in calls
 
 
 def test_ctrl_c_while_an_engine_runs_leaves_no_thread_behind(tmp_path: Path) -> None:

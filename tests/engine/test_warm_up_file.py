@@ -33,6 +33,29 @@ def test_what_is_neither_is_a_config_error(tmp_path: Path, content: str | bytes,
         read_warm_up_file(write(tmp_path, content))
 
 
+@pytest.mark.parametrize("line", ['{"a": 1}', '  {"prompt": "hi"} ', "{}", '["two"]', '[{"role": "user", "content": "hi"}]'])
+def test_a_line_that_is_a_json_object_or_list_is_no_text(tmp_path: Path, line: str) -> None:
+    """The empty line counts: the number is the one an editor shows."""
+    path = write(tmp_path, f"one\n\n{line}\n")
+    with pytest.raises(ConfigError) as raised:
+        read_warm_up_file(path)
+    assert str(raised.value) == (
+        f"Line 3 of the warm-up file {str(path)!r} is a JSON object or list; "
+        "give a JSON list of texts and lists of messages, or one plain text a line."
+    )
+
+
+def test_a_line_that_only_looks_like_json_is_text(tmp_path: Path) -> None:
+    lines = ["{braces} in a template", '{"a": 1} and more', "7", "null", '"quoted"', "[INST] hi"]
+    assert read_warm_up_file(write(tmp_path, "\n".join(lines))) == lines
+
+
+def test_lists_a_line_are_refused_with_what_to_give(tmp_path: Path) -> None:
+    content = '[{"role": "user", "content": "one"}]\n[{"role": "user", "content": "two"}]\n'
+    with pytest.raises(ConfigError, match=r"not valid JSON: Extra data: line 2 .*; give a JSON list of texts and lists of messages, or"):
+        read_warm_up_file(write(tmp_path, content))
+
+
 def test_a_file_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_warm_up_file(tmp_path / "none")

@@ -117,8 +117,16 @@ def test_the_head_of_a_tied_checkpoint_is_the_embedding_whether_it_is_there_or_n
     make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
     assert "lm_head.weight" not in load_file(tmp_path / WEIGHTS)
     before = run(load(tmp_path), prompt_ids(9))
-    rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(128, 48)}))
+    rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     assert torch.equal(run(load(tmp_path), prompt_ids(9)), before)
+
+
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to_is_refused(tmp_path: Path) -> None:
+    """Which of the two is meant cannot be known: older tools tie them, newer ones do not."""
+    make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
+    rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(128, 48)}))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight that differs from model\.embed_tokens\.weight.*tie_word_embeddings"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedcore.errors import CheckpointError
-from pagedcore.quant.awq import AwqFormat, AwqGemmLayout, AwqGemvLayout
+from pagedcore.quant.awq import AwqFormat
+from pagedcore.quant.awq_layout import AwqGemmLayout, AwqGemvLayout
 from pagedcore.quant.checkpoint_format import CheckpointFormat, PackedLayout
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
 from support.awq_writer import INTERLEAVED, pack_rows, write_awq
@@ -131,7 +132,7 @@ def test_zeros_are_asked_for_where_the_config_has_them() -> None:
         f"{NAME}.qzeros": ((2, 3), torch.int32),
         f"{NAME}.scales": ((2, 24), torch.float32),
     }
-    assert {spec.reason for spec in specs.values()} == {"4-bit awq gemm with group 128"}
+    assert {spec.reason for spec in specs.values()} == {"awq 4-bit group 128 gemm"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pagedcore.config import QUANTIZATION_NAMES
 from pagedcore.errors import CheckpointError, ConfigError
 from pagedcore.quant import read_checkpoint_format
 from pagedcore.quant.detect import FORMAT_OF_NAME, FORMATS
-from pagedcore.quant.gptq import GptqFormat, GptqLayout
+from pagedcore.quant.gptq import GptqFormat
+from pagedcore.quant.gptq_layout import GptqLayout
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -91,10 +92,33 @@ def test_a_file_that_cannot_be_read_is_named(content: str, tmp_path: Path) -> No
         read_checkpoint_format(tmp_path, {})
 
 
-@pytest.mark.parametrize("settings", [{"quant_method": "bitsandbytes", "bits": 4}, {"bits": 4}, {"quant_method": 7}])
+@pytest.mark.parametrize(
+    "settings", [{"quant_method": "bitsandbytes", "bits": 4}, {"bits": 4}, {"quant_method": 7}, {"quant_method": ["gptq"]}]
+)
 def test_other_methods_are_refused_with_what_is_covered(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not covered; set model to a checkpoint in one of gptq, awq, compressed-tensors, or"):
         read_checkpoint_format(tmp_path, {"quantization_config": settings})
+
+
+@pytest.mark.parametrize("label", ["gptq", None])
+def test_labels_of_zero_points_that_contradict_each_other_are_refused(label: str | None, tmp_path: Path) -> None:
+    """The zero points of an asymmetric model cannot show which of the files is right."""
+    config = {"quantization_config": {**GPTQ, "sym": False, "checkpoint_format": label}}
+    beside = tmp_path / "quantize_config.json"
+    beside.write_text(json.dumps({**GPTQ, "sym": False, "checkpoint_format": "gptq"}))
+    assert read_checkpoint_format(tmp_path, config) is not None
+    beside.write_text(json.dumps({**GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}))
+    with pytest.raises(CheckpointError, match=r"config\.json labels the zero points 'gptq'.*quantize_config\.json 'gptq_v2'"):
+        read_checkpoint_format(tmp_path, config)
+    config["quantization_config"]["sym"] = True
+    assert read_checkpoint_format(tmp_path, config) is not None
+
+
+@pytest.mark.parametrize("expression", ["(", "a{99999999999999999999}", "(" * 2000 + ")" * 2000])
+def test_expressions_that_python_cannot_compile_are_refused(expression: str, tmp_path: Path) -> None:
+    for settings in ({**GPTQ, "dynamic": {expression: {}}}, {**COMPRESSED, "ignore": [f"re:{expression}"]}):
+        with pytest.raises(CheckpointError, match="is no regular expression"):
+            read_checkpoint_format(tmp_path, {"quantization_config": settings})
 
 
 def test_settings_that_are_no_object_are_refused(tmp_path: Path) -> None:

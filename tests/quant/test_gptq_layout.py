@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagedcore.errors import CheckpointError
-from pagedcore.quant.gptq import GptqFormat, GptqLayout
+from pagedcore.quant.gptq import GptqFormat
+from pagedcore.quant.gptq_layout import GptqLayout
 from pagedcore.quant.gptq_zeros import ZeroStorage, candidates, uniform_zeros, unpack_zeros
 from support.gptq_writer import dequantize, pack, pack_matrix, write_gptq
 
@@ -281,10 +282,10 @@ def test_bfloat16_and_float32_scales_keep_their_floats() -> None:
 def test_what_is_declared() -> None:
     specs = layout(bits=3, group_size=20).declare("a.q", 60, 33, {"a.q.qweight", "a.q.g_idx"})
     assert {name: (spec.shape, spec.dtype, spec.reason) for name, spec in specs.items()} == {
-        "a.q.qweight": ((6, 33), torch.int32, "3-bit gptq with group_size 20"),
-        "a.q.qzeros": ((3, 4), torch.int32, "3-bit gptq with group_size 20"),
-        "a.q.scales": ((3, 33), torch.float32, "3-bit gptq with group_size 20"),
-        "a.q.g_idx": ((60,), torch.int32, "3-bit gptq with group_size 20"),
+        "a.q.qweight": ((6, 33), torch.int32, "gptq 3-bit group 20"),
+        "a.q.qzeros": ((3, 4), torch.int32, "gptq 3-bit group 20"),
+        "a.q.scales": ((3, 33), torch.float32, "gptq 3-bit group 20"),
+        "a.q.g_idx": ((60,), torch.int32, "gptq 3-bit group 20"),
     }
 
 
