@@ -105,7 +105,7 @@ class ModelRunner:
         if self._graphs is not None and self._graphs.serves(plan):
             return self._decode(plan, self._graphs)
         passes = split_into_passes(plan, self._buffers)
-        outputs = [self._forward(forward_pass) for forward_pass in passes]
+        outputs = [self._forward(forward_pass, is_last=forward_pass is passes[-1]) for forward_pass in passes]
         sampling = [segment for forward_pass in passes for segment in forward_pass.segments if segment.samples]
         samples = self._sample(sampling, [output.sampled_logits for output in outputs if output.sampled_logits is not None])
         sampled_rows = [segment.row for segment in sampling]
@@ -124,7 +124,7 @@ class ModelRunner:
             self._buffers.write_sampled(samples.buffer_rows, samples.positions, samples.token_ids)
         return DeviceStep(plan, plan.rows, samples, [], self.device)
 
-    def _forward(self, forward_pass: ForwardPass) -> _PassOutput:
+    def _forward(self, forward_pass: ForwardPass, *, is_last: bool) -> _PassOutput:
         assert self._model is not None, "the runner is closed"
         inputs = build_inputs(forward_pass.segments, forward_pass.logits_indices, self._buffers, self._block_size)
         if inputs.opened_blocks is not None and self.attention_backend == "torch":
@@ -136,7 +136,8 @@ class ModelRunner:
         for segment, count in forward_pass.prompt_logprobs:
             prompt_logprobs.append(self._prompt_logprobs(segment, logits[first : first + count]))
             first += count
-        return _PassOutput(logits[:num_sampled] if num_sampled else None, prompt_logprobs)
+        sampled = logits[:num_sampled] if is_last else logits[:num_sampled].clone()  # the next pass may be a graph's, and overwrite them
+        return _PassOutput(sampled if num_sampled else None, prompt_logprobs)
 
     def _logits(self, model: Model, inputs: PassInputs) -> Tensor:
         graphs = self._prefill_graphs

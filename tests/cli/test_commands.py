@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -223,3 +224,11 @@ def test_doctor_prints_the_same_facts_as_json(capsys: pytest.CaptureFixture[str]
 def test_doctor_refuses_a_folder_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--model", str(tmp_path)) == 1
     assert "config.json" in capsys.readouterr().err
+
+
+def test_the_package_runs_as_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pagedcore", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("pagedcore", run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("pagedcore ")

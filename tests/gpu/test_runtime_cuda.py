@@ -82,6 +82,11 @@ def test_submit_ahead_equals_step_by_step() -> None:
 
 
 @pytest.mark.usefixtures("_backend")
+def test_passes_of_one_step_keep_their_logits() -> None:
+    runner_checks.check_passes_keep_their_logits("cuda")
+
+
+@pytest.mark.usefixtures("_backend")
 def test_poisoned_memory_never_leaks() -> None:
     runner_checks.check_poisoned_memory_never_leaks("cuda")
 

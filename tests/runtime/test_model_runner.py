@@ -34,6 +34,10 @@ def test_submit_ahead_equals_step_by_step() -> None:
     runner_checks.check_submit_ahead_equals_step_by_step("cpu")
 
 
+def test_passes_of_one_step_keep_their_logits() -> None:
+    runner_checks.check_passes_keep_their_logits("cpu")
+
+
 def test_poisoned_memory_never_leaks() -> None:
     runner_checks.check_poisoned_memory_never_leaks("cpu")
 

@@ -93,6 +93,16 @@ def check_poisoned_memory_never_leaks(device: str) -> None:
     assert driver.run([healthy, second], 10) == expected
 
 
+def check_passes_keep_their_logits(device: str) -> None:
+    """A row that wants prompt log probabilities runs in a pass of its own, before the others of its step."""
+    model = TinyModel(device=device)
+    first, second = prompts(5, 9)
+    driver = Driver(make_runner(model))
+    params = GREEDY.replace(prompt_logprobs=1)
+    sequences = [driver.add(0, first, params), driver.add(1, second)]
+    assert driver.run(sequences, 3) == [generate_alone(model, first, 3, params), generate_alone(model, second, 3)]
+
+
 def check_prompt_logprobs(device: str) -> None:
     """Equal to a dense log softmax, in any chunks, with more prompt tokens than one pass takes."""
     model = TinyModel(device=device)
