@@ -384,6 +384,7 @@ def test_a_traffic_file_that_is_not_there_is_named_as_one(tmp_path: Path) -> Non
         read_warm_up_file(tmp_path / "none", what="traffic file", flag="--traffic")
 
 
+@pytest.mark.needs_torch
 def test_a_traffic_file_of_json_lines_is_refused_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.txt").write_text("some text")
     path = tmp_path / "traffic.jsonl"
