@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pagedcore.batch import InputBatch, Model
 from pagedcore.core.step import StepPlan
+from pagedcore.runtime.graph_recorder import GraphRecorder
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampling_batch import SamplingBatch
@@ -105,16 +107,9 @@ class DecodeGraphs:
 
     def capture(self) -> None:
         """Record every size, largest first: smaller ones find their memory in its pool. Row buffers and cache stay as they are."""
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._buffers.device)
+        recorder = GraphRecorder(self._buffers.device)
         for size, context in self._shapes():
-            with torch.cuda.stream(stream):
-                self._step(size, context)  # compiles kernels, and lets libraries allocate what they keep
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                output = self._step(size, context)
-            self._graphs[size, context] = graph, output
+            self._graphs[size, context] = recorder.record(partial(self._step, size, context))
 
     def run(self, rows: Sequence[int], longest: int, batch: SamplingBatch) -> GraphOutput:
         """One token of each of `rows`: computed, drawn by the settings of `batch`, and written to its row. Does not wait.

@@ -13,6 +13,7 @@ from pagedcore.batch import InputBatch, KVLayout, Model
 from pagedcore.core.step import PendingStep, StepPlan
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, select_attention_backend
 from pagedcore.runtime.decode_graphs import DecodeGraphs, graph_sizes
+from pagedcore.runtime.graph_recorder import device_lock, give_back_memory
 from pagedcore.runtime.inputs import PassInputs, Segment, build_inputs
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.logprobs import token_logprobs
@@ -54,6 +55,8 @@ class ModelRunner:
         attention_backend: str = "auto",
     ) -> None:
         self.device = torch.device(device)
+        is_cuda = self.device.type == "cuda"
+        self._device_lock: contextlib.AbstractContextManager[object] = device_lock(self.device) if is_cuda else contextlib.nullcontext()
         self.attention_backend = select_attention_backend(self.device, attention_backend)
         self._model: Model | None = model
         self._block_size = block_size
@@ -81,7 +84,7 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. What it raises is raised by `result()` of what this returns."""
-        with self._on_device(), torch.inference_mode():
+        with self._device_lock, self._on_device(), torch.inference_mode():
             try:
                 return self._start(plan)
             except Exception as error:  # noqa: BLE001 - by the contract a step's failure belongs to its result
@@ -93,9 +96,7 @@ class ModelRunner:
         for name in ("_cache", "_workspace", "_buffers", "_sampler"):
             self.__dict__.pop(name, None)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            with self._on_device():
-                torch.cuda.empty_cache()
+            give_back_memory(self.device)
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()

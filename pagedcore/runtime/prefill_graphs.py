@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pagedcore.batch import InputBatch, Model
+from pagedcore.runtime.graph_recorder import GraphRecorder
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.triton_attention import PagedSequences, Prefill, PrefillRun, TritonAttention
@@ -57,16 +59,9 @@ class PrefillGraphs:
 
     def capture(self) -> None:
         """Record every shape, largest first. The cache stays as it is."""
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._token_ids.device)
+        recorder = GraphRecorder(self._token_ids.device)
         for shape in reversed(self._shapes):
-            with torch.cuda.stream(stream):
-                self._forward(shape)  # compiles kernels, and lets libraries allocate what they keep
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                logits = self._forward(shape)
-            self._graphs[shape] = graph, logits
+            self._graphs[shape] = recorder.record(partial(self._forward, shape))
 
     def shape_for(self, num_tokens: int, num_sequences: int, num_logits: int) -> PassShape | None:
         """The smallest graph that serves such a pass."""

@@ -18,6 +18,13 @@ LONG_QUERIES = 4096
 LONG_MULTIPLE = 1024
 """cuDNN builds a plan for each pair of lengths that it meets, in tens of milliseconds: only lengths that come again are given to it."""
 _CUDNN_HEAD_DIMS = (64, 128)
+_CUDNN_CAPABILITY = 90
+"""Where it was measured. Some older cards have no such kernel, and the call would fail."""
+
+
+def takes_cudnn(*, capability: int, head_dim: int, element_bytes: int, sliding_window: int | None) -> bool:
+    """Whether long sequences go to cuDNN: 16-bit heads on Hopper that see all keys."""
+    return capability == _CUDNN_CAPABILITY and head_dim in _CUDNN_HEAD_DIMS and element_bytes == 2 and sliding_window is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +144,17 @@ class TritonAttention:
     def _prefill(
         self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float, sliding_window: int | None
     ) -> None:
+        from pagedcore_kernels.triton_ops.attention_common import card_of
         from pagedcore_kernels.triton_ops.attention_prefill import paged_attention_prefill
         from pagedcore_kernels.triton_ops.attention_prefill_cudnn import paged_attention_prefill_cudnn
 
         sequences = self._sequences
-        takes_long = sliding_window is None and query.element_size() == 2 and query.shape[2] in _CUDNN_HEAD_DIMS
+        takes_long = takes_cudnn(
+            capability=card_of(query.device).capability,
+            head_dim=query.shape[2],
+            element_bytes=query.element_size(),
+            sliding_window=sliding_window,
+        )
         for run in prefill.runs:
             if run.long is not None and takes_long:
                 tokens, seq_len = run.long

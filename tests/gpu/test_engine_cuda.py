@@ -90,3 +90,23 @@ def test_a_tiny_pool_preempts_and_changes_no_token(model_dir: Path) -> None:
         assert tiny.stats().num_preemptions > 0
         assert [o.outputs[0].token_ids for o in outputs] == expected
         tiny.check()
+
+
+def test_an_engine_that_starts_meanwhile_changes_no_token(model_dir: Path) -> None:
+    """Recording graphs runs products beside those of an engine that serves."""
+    import threading
+
+    from pagedcore import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+    def start_and_close() -> None:
+        LLM(**options(model_dir, gpu_memory_utilization=0.2)).close()  # type: ignore[arg-type]
+
+    with LLM(**options(model_dir, enable_prefix_caching=False)) as llm:  # type: ignore[arg-type]
+        expected = llm.generate([PROMPT], params)[0].outputs[0].token_ids
+        starting = threading.Thread(target=start_and_close)
+        starting.start()
+        while starting.is_alive():
+            assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == expected
+        assert llm.generate([PROMPT], params)[0].outputs[0].token_ids == expected

@@ -8,6 +8,7 @@ import torch
 from pagedcore.errors import ConfigError
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, PagedAttention, select_attention_backend
 from pagedcore.runtime.decode_groups import _Span, cut_into_groups
+from pagedcore.runtime.triton_attention import takes_cudnn
 from pagedcore_kernels import has_triton
 from support.paged_attention_cases import TOLERANCE, PagedCase, make_case
 
@@ -93,3 +94,10 @@ def test_backend_is_chosen_in_one_place() -> None:
     assert set(ATTENTION_BACKENDS) == {"torch", "triton"}
     with pytest.raises(ConfigError, match="'flash' and must be auto or one of torch, triton"):
         select_attention_backend(torch.device("cpu"), "flash")
+
+
+def test_long_prompts_go_to_cudnn_where_it_was_measured_alone() -> None:
+    measured = {"capability": 90, "head_dim": 128, "element_bytes": 2, "sliding_window": None}
+    assert takes_cudnn(**measured)
+    for change in ({"capability": 75}, {"capability": 80}, {"head_dim": 80}, {"element_bytes": 4}, {"sliding_window": 4096}):
+        assert not takes_cudnn(**(measured | change))
