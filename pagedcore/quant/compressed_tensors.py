@@ -9,7 +9,7 @@ from typing import Any
 
 from pagedcore.quant.checkpoint_format import PackedLayout
 from pagedcore.quant.checkpoint_settings import CheckpointSettings
-from pagedcore.quant.pack_quantized import PackQuantizedLayout
+from pagedcore.quant.compressed_tensors_layout import PackQuantizedLayout
 
 _FORMAT = "pack-quantized"
 _MIXED = "mixed-precision"

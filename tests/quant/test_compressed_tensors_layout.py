@@ -14,7 +14,7 @@ from torch import Tensor
 from pagedcore.errors import CheckpointError
 from pagedcore.quant.checkpoint_format import CheckpointFormat
 from pagedcore.quant.compressed_tensors import CompressedTensorsFormat
-from pagedcore.quant.pack_quantized import PackQuantizedLayout
+from pagedcore.quant.compressed_tensors_layout import PackQuantizedLayout
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
 from support.compressed_tensors_writer import pack_bits, pack_columns, write_compressed_tensors
 
