@@ -143,7 +143,7 @@ class ModelRunner:
     def _logits(self, model: Model, inputs: PassInputs) -> Tensor:
         graphs = self._prefill_graphs
         if graphs is not None:
-            shape = graphs.shape_for(inputs.query_start_loc[-1], len(inputs.seq_lens), len(inputs.logits_indices))
+            shape = graphs.shape_for(inputs)
             if shape is not None:
                 return graphs.run(shape, inputs)
         attention = ATTENTION_BACKENDS[self.attention_backend](inputs, self._cache, self._workspace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from pagedcore.runtime.triton_attention import PagedSequences, Prefill, PrefillR
 _NO_SLOT = -1
 _TOKENS = (64, 128, 256, 512)
 _FEW_SEQUENCES = 8
+_MAX_UNSPLIT = 8192
+"""Longest context of a row of one token that one program of the prefill kernel may read alone."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,12 +66,14 @@ class PrefillGraphs:
         for shape in reversed(self._shapes):
             self._graphs[shape] = recorder.record(partial(self._forward, shape))
 
-    def shape_for(self, num_tokens: int, num_sequences: int, num_logits: int) -> PassShape | None:
-        """The smallest graph that serves such a pass."""
-        for shape in self._shapes:
-            if num_tokens <= shape.num_tokens and max(num_sequences, num_logits) <= shape.num_sequences:
-                return shape
-        return None
+    def shape_for(self, inputs: PassInputs) -> PassShape | None:
+        """The smallest graph that serves such a pass; None also where a single token attends to a long context, which is not split here."""
+        counts = (last - first for first, last in pairwise(inputs.query_start_loc))
+        if any(count == 1 and seq_len > _MAX_UNSPLIT for count, seq_len in zip(counts, inputs.seq_lens, strict=True)):
+            return None
+        num_rows = max(len(inputs.seq_lens), len(inputs.logits_indices))
+        fitting = (s for s in self._shapes if inputs.query_start_loc[-1] <= s.num_tokens and num_rows <= s.num_sequences)
+        return next(fitting, None)
 
     def run(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """Logits [N, V] of the pass, overwritten by the next one. Does not wait."""
