@@ -16,7 +16,7 @@ from pagedcore.runtime.kv_cache import KVCache
 LONG_QUERIES = 4096
 """Queries of one sequence from which cuDNN's kernel over gathered keys is faster than ours over the paged cache."""
 LONG_MULTIPLE = 1024
-"""cuDNN builds a plan for each pair of lengths that it meets, in tens of milliseconds: only lengths that come again are given to it."""
+"""cuDNN is slow the first time it meets a pair of lengths: only lengths that come again are given to it."""
 _CUDNN_HEAD_DIMS = (64, 128)
 _CUDNN_CAPABILITY = 90
 """Where it was measured. Some older cards have no such kernel, and the call would fail."""

@@ -7,10 +7,15 @@ import threading
 
 import pytest
 
+from pagedcore import engine_loop
+from pagedcore.client import RequestContext
+from pagedcore.core.step import PendingStep, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, InvalidRequestError, PromptTooLongError, QueueFullError, StepFailedError
 from pagedcore.outputs import RequestOutput
+from pagedcore.request_stream import QueueWaker
 from pagedcore.sampling_params import SamplingParams
 from support.engine_builder import Built, expected_tokens, make_engine
+from support.fake_runner import FakeRunner
 
 PROMPT = list(range(1, 21))
 
@@ -290,3 +295,35 @@ def test_close_may_be_called_twice_and_from_several_threads() -> None:
         thread.join()
     built.engine.close_sync()
     assert built.runner.is_closed
+
+
+def test_requests_that_are_gathered_are_planned_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = make_engine(max_num_seqs=8)
+    plans: list[StepPlan] = []
+    has_planned = threading.Event()
+    submit = FakeRunner.submit
+
+    def watch(self: FakeRunner, plan: StepPlan) -> PendingStep:
+        plans.append(plan)
+        has_planned.set()
+        return submit(self, plan)
+
+    monkeypatch.setattr(engine_loop, "MAX_GATHERING_S", 30.0)
+    monkeypatch.setattr(FakeRunner, "submit", watch)
+    prompts = [[1 + index, *range(1, 5)] for index in range(6)]
+    waker = QueueWaker()
+    with built.loop.gathering():
+        for prompt in prompts:
+            tokenized = built.engine.front.tokenize(prompt)
+            built.engine.front.open(tokenized, params(2), None, context=RequestContext(), arrival_s=0.0, waker=waker)
+        assert not has_planned.wait(0.05), "a step was planned before all had come"
+    built.settle()
+    assert len(plans[0].rows) == 6
+    built.engine.close_sync()
+
+
+def test_the_engine_does_not_wait_for_a_gathering_that_takes_long() -> None:
+    built = make_engine()
+    with built.loop.gathering():
+        assert last_of(built, PROMPT).finished
+    built.engine.close_sync()

@@ -26,7 +26,7 @@ def paged_attention_prefill_cudnn(
 
     `query` is [Q, H, D] in bf16 or fp16, the last Q of `seq_len` tokens whose keys are all in the caches [num_blocks, block_size, K, D];
     `block_table` is [max_blocks]. Takes memory for one gathered layer of the sequence. For few, long and alike lengths: cuDNN builds a
-    plan, in tens of milliseconds, for each pair of lengths that it has not met. Not for graphs: lengths are the host's.
+    plan, which takes long, for each pair of lengths that it has not met. Not for graphs: lengths are the host's.
     """
     num_queries = query.shape[0]
     num_cached = seq_len - num_queries
