@@ -1,6 +1,7 @@
 """Where a decode step's time goes on a GPU: the device's own time, the host's time to submit, and each kernel's share.
 
 python -m bench.gpu_step --shape qwen3-0.6b --rows 1 32 128 --context 256 [--ragged] [--kernels 12]
+python -m bench.gpu_step --shape qwen2.5-7b --rows 64 160 256 --context 2144 --shared-prefix 2048   # read once, and by each row
 """
 
 from __future__ import annotations
@@ -20,29 +21,34 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu_workloads import SHAPES, write_shape
 from pagedcore.config import EngineConfig
 from pagedcore.core.step import AdmittedRow, StepPlan
+from pagedcore.runtime import shared_prefix
 from pagedcore.runtime.build import build_runner
 from pagedcore.runtime.model_runner import ModelRunner
 from pagedcore.sampling_params import SamplingParams
 
 STEPS = 30
 MAX_PREFILL_TOKENS = 8192
+BLOCK_SIZE = 16
+NEVER = 1 << 60
+"""Bytes that no prefix saves."""
 
 
 class Decoding:
-    """Owns rows that decode forever, one token a step."""
+    """Owns rows that decode forever, one token a step; each begins with the same `num_shared` tokens, of whole blocks."""
 
-    def __init__(self, runner: ModelRunner, contexts: list[int], params: SamplingParams, block_size: int) -> None:
+    def __init__(self, runner: ModelRunner, contexts: list[int], params: SamplingParams, num_shared: int) -> None:
         self._runner = runner
         self._rows = list(range(len(contexts)))
         self._positions = contexts
-        blocks = -(-(max(contexts) + 8 * STEPS) // block_size)
+        shared = num_shared // BLOCK_SIZE
+        own = -(-(max(contexts) + 8 * STEPS) // BLOCK_SIZE) - shared
         admitted = [
             AdmittedRow(
                 row=row,
                 request_id=str(row),
-                token_ids=[(row + i) % 1000 for i in range(context)],
+                token_ids=[(i if i < num_shared else row + i) % 1000 for i in range(context)],
                 num_prompt_tokens=context,
-                block_ids=range(row * blocks, (row + 1) * blocks),
+                block_ids=[*range(shared), *range(shared + row * own, shared + (row + 1) * own)],
                 params=params,
             )
             for row, context in enumerate(contexts)
@@ -51,10 +57,11 @@ class Decoding:
         at_once = max(1, MAX_PREFILL_TOKENS // max(contexts))
         for first in range(0, len(contexts), at_once):
             rows = self._rows[first : first + at_once]
-            counts = [contexts[row] for row in rows]
+            starts = [num_shared if row else 0 for row in rows]
+            counts = [contexts[row] - start for row, start in zip(rows, starts, strict=True)]
             torch.cuda.synchronize()
             start = time.perf_counter()
-            self._submit(rows, counts, [0] * len(rows), [admitted[row] for row in rows])
+            self._submit(rows, counts, starts, [admitted[row] for row in rows])
             submitted = time.perf_counter()
             torch.cuda.synchronize()
             self.prefill_ms = [1000 * (submitted - start), 1000 * (time.perf_counter() - start), sum(counts)]
@@ -123,25 +130,39 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128])
     parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--shared-prefix", type=int, default=0, help="tokens that all rows begin with, read once and then by each row")
     parser.add_argument("--ragged", action="store_true", help="lengths from 100 to twice the context instead of all alike")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--kernels", type=int, default=12)
     arguments = parser.parse_args()
-    config = EngineConfig(load_format="dummy", max_model_len=max(4096, 2 * arguments.context + 1024), block_size=16)
+    if arguments.context <= arguments.shared_prefix:
+        parser.error("--context counts the shared prefix, and each row needs a token of its own")
+    config = EngineConfig(load_format="dummy", max_model_len=max(4096, 2 * arguments.context + 1024), block_size=BLOCK_SIZE)
     with tempfile.TemporaryDirectory() as folder:
-        runner, plan = build_runner(config, write_shape(arguments.shape, Path(folder)))
+        runner, _ = build_runner(config, write_shape(arguments.shape, Path(folder)))
+        num_shared = arguments.shared_prefix // BLOCK_SIZE * BLOCK_SIZE
         for rows in arguments.rows:
             draw = random.Random(0)
-            contexts = [draw.randint(100, 2 * arguments.context) if arguments.ragged else arguments.context for _ in range(rows)]
-            decoding = Decoding(runner, contexts, SamplingParams(temperature=arguments.temperature, seed=1), plan.block_size)
-            submit_ms, whole_ms, tokens = decoding.prefill_ms
-            print(f"prefill tokens={tokens} submit_ms={submit_ms:.1f} whole_ms={whole_ms:.1f}")
-            device, host = device_us(decoding), host_us(decoding)
-            print(f"{arguments.shape} rows={rows} context={arguments.context} device_us={device:.0f} host_us={host:.0f}", flush=True)
-            for name, total in kernel_us(decoding).most_common(arguments.kernels):
-                print(f"    {total:8.1f}  {name}")
-            decoding.leave()
+            longest = 2 * arguments.context
+            contexts = [draw.randint(max(100, num_shared + 1), longest) if arguments.ragged else arguments.context for _ in range(rows)]
+            for is_once in (True, False) if num_shared else (False,):
+                shared_prefix.MIN_SAVED_BYTES, shared_prefix.PADDING_ROW_BYTES = (1, 0) if is_once else (NEVER, NEVER)
+                say_step(runner, contexts, arguments, num_shared, is_once=is_once)
         runner.close()
+
+
+def say_step(runner: ModelRunner, contexts: list[int], arguments: argparse.Namespace, num_shared: int, *, is_once: bool) -> None:
+    params = SamplingParams(temperature=arguments.temperature, seed=1)
+    decoding = Decoding(runner, contexts, params, num_shared)
+    submit_ms, whole_ms, tokens = decoding.prefill_ms
+    print(f"prefill tokens={tokens} submit_ms={submit_ms:.1f} whole_ms={whole_ms:.1f}")
+    device, host = device_us(decoding), host_us(decoding)
+    prefix = f" shared={num_shared} read={'once' if is_once else 'by each'}" if num_shared else ""
+    work = f"{arguments.shape} rows={len(contexts)} context={arguments.context}{prefix}"
+    print(f"{work} device_us={device:.0f} host_us={host:.0f}", flush=True)
+    for name, total in kernel_us(decoding).most_common(arguments.kernels):
+        print(f"    {total:8.1f}  {name}")
+    decoding.leave()
 
 
 if __name__ == "__main__":

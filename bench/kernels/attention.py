@@ -35,8 +35,10 @@ from pagedcore_kernels.triton_ops.attention_settings import (
     DecodeShape,
     PrefillConfig,
     PrefillShape,
+    PrefixConfig,
     choose_decode_config,
     choose_prefill_config,
+    choose_prefix_config,
     share_of_split,
 )
 from pagedcore_kernels.triton_ops.attention_shared_prefix import paged_attention_decode_shared
@@ -48,7 +50,9 @@ HEAD_DIM = 128
 SCALE = HEAD_DIM**-0.5
 MAX_RELATIVE_ERROR = 1e-2
 DECODE_SHARE_OF_BUDGET = 0.65
-SHARED_KEYS, OWN_KEYS = 2048, 64
+OWN_KEYS, LONGEST_KEYS = 64, 32768
+SHARED = ((256, 2048), (128, 2048), (64, 2048), (32, 2048), (256, 512), (256, 128), (64, 512))
+PREFIX_PARTS = (1, 2, 3, 4, 8)
 HEADS = ((28, 4), (32, 32), (16, 8))
 BATCHES = ((64, 2048), (1, 32768), (8, 2048), (256, 1024), (8, 32768), (1, 1024), (256, 256))
 # (block_n, num_warps, num_stages): with 3, 5, 7 stages 1, 2, 3 tiles are in flight.
@@ -127,15 +131,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line for each result to this file")
     parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds after which no further shape is begun")
-    parser.add_argument("--only", choices=("decode", "prefill"), help="one of the two kernels")
+    parser.add_argument("--only", choices=("shared", "decode", "prefill"), help="one of the three")
     args = parser.parse_args()
     torch.manual_seed(0)
     report = Report(args.budget)
-    if args.only != "prefill":
-        bench_shared_prefix(report)
+    if args.only in (None, "shared"):
+        bench_shared_prefix(report, args.sweep)
+    if args.only in (None, "decode"):
         bench_decode(report, args.sweep)
     torch.cuda.empty_cache()
-    if args.only != "decode":
+    if args.only in (None, "prefill"):
         bench_prefill(report, args.sweep)
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {time.monotonic() - report.started:.0f} s"
@@ -241,31 +246,68 @@ def decode_variants() -> list[DecodeConfig]:
     return [DecodeConfig(*tile, splits, prefetch) for tile in DECODE_TILES for splits in (1, 2) for prefetch in (False, True)]
 
 
-def bench_shared_prefix(report: Report) -> None:
-    """256 sequences with 2,048 keys in common and 64 of their own: read once, and read by each."""
-    problem = DecodeProblem(28, 4, 256, SHARED_KEYS + OWN_KEYS)
-    num_blocks = SHARED_KEYS // BLOCK_SIZE
-    problem.tables[..., :num_blocks] = problem.tables[:, :1, :num_blocks].clone()
-    prefix_len = torch.tensor([SHARED_KEYS], dtype=torch.int32, device="cuda")
-    own_lens = problem.seq_lens - SHARED_KEYS
-    keys, values = problem.cache[:, :, :4], problem.cache[:, :, 4:]
-    expected = problem.attend(problem.tables[0], None).clone()
+class SharedProblem:
+    """Sequences that begin with the same keys and have 64 of their own, in several tables over one pool, so that own keys are read anew."""
 
-    def attend(table: Tensor) -> Tensor:
-        tables = (table[0], prefix_len, table[:, num_blocks:], own_lens)
-        lengths = {"max_prefix_len": SHARED_KEYS, "max_seq_len": OWN_KEYS}
-        return paged_attention_decode_shared(problem.query, keys, values, *tables, scale=SCALE, out=problem.out, **lengths)
+    def __init__(self, batch: int, num_shared: int) -> None:
+        self.batch, self.num_shared = batch, num_shared
+        self.plain = DecodeProblem(28, 4, batch, num_shared + OWN_KEYS)
+        shared, own = num_shared // BLOCK_SIZE, OWN_KEYS // BLOCK_SIZE
+        order = torch.randperm(self.plain.cache.shape[0], device="cuda").int()
+        num_tables = max(1, min(16, len(order) // (shared + batch * own)))
+        blocks = order[: num_tables * (shared + batch * own)].view(num_tables, -1)
+        prefixes, rests = blocks[:, None, :shared].expand(-1, batch, -1), blocks[:, shared:].view(num_tables, batch, own)
+        self.tables = torch.cat((prefixes, rests), 2).contiguous()
+        self.prefix_lens = torch.full((batch,), num_shared, dtype=torch.int32, device="cuda")
+        self.expected = self.attend_plain(self.tables[0]).clone()
 
-    def measure(note: str, call: Callable[[Tensor], Tensor]) -> Result:
-        problem.out.fill_(float("nan"))
-        error = relative_error(call(problem.tables[0]), expected)
-        us = time_replays([partial(call, table) for table in problem.tables], 50.0)
-        read_bytes = (SHARED_KEYS + problem.batch * OWN_KEYS) * 2 * 4 * HEAD_DIM * 2
-        work = f"{problem.batch} x ({SHARED_KEYS} shared + {OWN_KEYS})"
-        return Result("decode", "28/4", work, (), us, read_bytes / READ_BYTES_PER_S * 1e6 / us, error, True, note)
+    def attend_plain(self, table: Tensor) -> Tensor:
+        return self.plain.attend(table, None)
 
-    for note, call in (("shared prefix read once", attend), ("read by each", lambda table: problem.attend(table, None))):
-        attempt(report, "decode", note, partial(measure, note, call))
+    def attend(self, table: Tensor, config: PrefixConfig | None) -> Tensor:
+        return paged_attention_decode_shared(
+            self.plain.query,
+            self.plain.cache[:, :, :4],
+            self.plain.cache[:, :, 4:],
+            table[0],
+            self.prefix_lens,
+            table,
+            self.plain.seq_lens,
+            scale=SCALE,
+            max_prefix_len=LONGEST_KEYS,
+            max_seq_len=LONGEST_KEYS,
+            config=config,
+            out=self.plain.out,
+        )
+
+    def chosen(self) -> PrefixConfig:
+        """As for a graph, which must serve contexts of any length."""
+        return choose_prefix_config(PrefillShape(7, HEAD_DIM, 2, self.batch), 4, LONGEST_KEYS, card_of(self.plain.query.device))
+
+    def measure(self, config: PrefixConfig) -> Result:
+        tile = config.tile
+        settings = (tile.block_m, tile.block_n, tile.num_warps, tile.num_stages, config.num_parts)
+        return self._time(partial(self.attend, config=config), settings, config == self.chosen(), "read once")
+
+    def measure_plain(self) -> Result:
+        return self._time(self.attend_plain, (), True, "read by each")
+
+    def _time(self, call: Callable[[Tensor], Tensor], settings: tuple[int, ...], is_chosen: bool, note: str) -> Result:
+        self.plain.out.fill_(float("nan"))
+        error = relative_error(call(self.tables[0]), self.expected)
+        floor_us = (self.num_shared + self.batch * OWN_KEYS) * 2 * 4 * HEAD_DIM * 2 / READ_BYTES_PER_S * 1e6
+        us = time_replays([partial(call, table) for table in self.tables], floor_us)
+        work = f"{self.batch} x ({self.num_shared} shared + {OWN_KEYS})"
+        return Result("decode", "28/4", work, settings, us, floor_us / us, error, is_chosen, note)
+
+
+def bench_shared_prefix(report: Report, sweep: bool) -> None:
+    for batch, num_shared in SHARED:
+        problem = SharedProblem(batch, num_shared)
+        candidates = [PrefixConfig(PrefillConfig(*tile), parts) for tile in PREFILL_TILES for parts in PREFIX_PARTS] if sweep else []
+        for config in dict.fromkeys([problem.chosen(), *candidates]):
+            attempt(report, "decode", config, partial(problem.measure, config))
+        attempt(report, "decode", "read by each", problem.measure_plain)
 
 
 # --- prefill ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Protocol
 
@@ -25,16 +24,12 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from pagedcore_kernels.packed_w4 import PackedW4
 from pagedcore_kernels.reference.rms_norm import rms_norm
 from pagedcore_kernels.reference.silu_mul import silu_mul
-from pagedcore_kernels.reference.w4a16_linear import dequantize_w4
 from pagedcore_kernels.triton_ops.attention_common import card_of
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config, choose_row_config
 from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, silu_mul_row_linear
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
-from pagedcore_kernels.triton_ops.w4_settings import W4Config, choose_w4_config
-from pagedcore_kernels.triton_ops.w4a16_linear import w4a16_linear
 
 READ_BYTES_PER_S = 4.37e12
 ROTATED_BYTES = 260e6
@@ -42,8 +37,6 @@ MAX_RELATIVE_ERROR = 1e-2
 ROWS = (1, 8, 16, 32, 64)
 SMALL_SHAPES = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936))
 LARGE_SHAPES = ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096), (4096, 32000))
-W4_SHAPES = LARGE_SHAPES[:4]
-GROUP_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class Problem(Protocol):
     in_features: int
     out_features: int
     x_features: int
-    copies: list[Tensor] | list[PackedW4]
+    copies: list[Tensor]
     read_bytes: int
 
     def multiply(self, x: Tensor, copy: object, config: object, out: Tensor) -> Tensor: ...
@@ -165,43 +158,7 @@ class SiluProblem(NormProblem):
         return SkinnyProblem.reference(self, silu_mul(x)) + self.residual.float()
 
 
-class W4Problem:
-    """A 4-bit matrix in groups of 128 with zero point 8."""
-
-    kernel = "w4"
-
-    def __init__(self, in_features: int, out_features: int, uniform_zero: int | None = 8) -> None:
-        self.in_features, self.out_features, self.x_features = in_features, out_features, in_features
-        self.read_bytes = in_features * out_features // 2 + in_features // GROUP_SIZE * out_features * 4
-        num_copies = math.ceil(ROTATED_BYTES / self.read_bytes)
-        self.copies = [self._random(uniform_zero) for _ in range(num_copies)]
-
-    def _random(self, uniform_zero: int | None) -> PackedW4:
-        shape = (self.out_features // 64, self.in_features // 256, 64, 64)
-        words = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device="cuda")
-        scales = torch.rand(self.in_features // GROUP_SIZE, self.out_features, device="cuda") * 0.01 + 0.001
-        return PackedW4(words, scales, self.out_features, self.in_features, GROUP_SIZE, uniform_zero)
-
-    def multiply(self, x: Tensor, copy: PackedW4, config: W4Config, out: Tensor) -> Tensor:
-        return w4a16_linear(x, copy, config=config, out=out)
-
-    def reference(self, x: Tensor) -> Tensor:
-        return x.float() @ dequantize_w4(self.copies[0], torch.float32).t()
-
-    def chosen(self, rows: int) -> W4Config:
-        return choose_w4_config(rows, self.out_features, self.in_features, card_of(torch.device("cuda", 0)))
-
-    def candidates(self, rows: int) -> Iterator[W4Config]:
-        limit = 168 if 8 < rows <= 16 else None
-        tiles = ((64, 2, limit), (64, 4, None), (128, 4, limit), (128, 8, None)) if rows <= 16 else ((64, 4, None), (128, 8, None))
-        splits = [s for s in (1, 2, 3, 4, 8) if s == 1 or self.out_features // 64 * s <= 1500]
-        for (block_n, num_warps, max_registers), count in product(tiles, splits):
-            for num_stages, prefetched in ((3, 2), (4, 2), (3, 0)) if rows <= 16 else ((2, 2), (3, 2), (3, 0)):
-                yield W4Config(block_n, num_warps, num_stages, count, max_registers, prefetched)
-
-
 PROBLEMS: dict[str, tuple[Callable[[int, int], Problem], tuple[tuple[int, int], ...]]] = {
-    "w4": (W4Problem, W4_SHAPES),
     "skinny": (SkinnyProblem, (*SMALL_SHAPES, *LARGE_SHAPES)),
     "norm": (NormProblem, ((1024, 4096), (1024, 6144), (4096, 12288), (4096, 22016))),
     "silu": (SiluProblem, ((3072, 1024), (11008, 4096))),
@@ -314,9 +271,8 @@ def main() -> None:
                 print(f"out of time before {kernel} {in_features}->{out_features}")
                 continue
             problem = make(in_features, out_features)
-            weights = SkinnyProblem(in_features, out_features).copies if isinstance(problem, W4Problem) else problem.copies
-            report.bench(problem, args.rows if kernel in ("skinny", "w4") else [1], weights)
-            del problem, weights
+            report.bench(problem, args.rows if kernel == "skinny" else [1], problem.copies)
+            del problem
             torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {report.elapsed_s:.0f} s")
     if args.json:

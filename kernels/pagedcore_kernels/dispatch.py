@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagedcore_kernels.packed_weights import PackedWeights
+from pagedcore_kernels.reference import packed_linear as reference_packed
 from pagedcore_kernels.reference import rms_norm as reference_norms
 from pagedcore_kernels.reference import silu_mul as reference_activation
 
@@ -49,6 +52,29 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 
     return skinny_linear(x, weight, bias) if is_faster(x, weight) else F.linear(x, weight, bias)
+
+
+def reads_packed_weights(device: torch.device) -> bool:
+    """Whether products with packed weights run as Triton kernels on `device`: CUDA from compute capability 8.0 on."""
+    return device.type == "cuda" and has_triton() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def packed_linear(x: Tensor, packed: PackedWeights, bias: Tensor | None = None) -> Tensor:
+    """See `reference.packed_linear.packed_linear`."""
+    if not uses_triton(x):
+        return reference_packed.packed_linear(x, packed, bias)
+    from pagedcore_kernels.triton_ops import packed_linear as triton_packed
+
+    return triton_packed.packed_linear(x, packed, bias)
+
+
+def take_columns(x: Tensor, order: Tensor) -> Tensor:
+    """`x[:, order]`: [M, K], [K] int32 -> [M, K]."""
+    if not uses_triton(x):
+        return x.index_select(1, order)
+    from pagedcore_kernels.triton_ops import take_columns as triton_columns
+
+    return triton_columns.take_columns(x, order)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

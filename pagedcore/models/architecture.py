@@ -108,6 +108,12 @@ class ModelArchitecture:
         )
 
     @property
+    def num_layer_parameters(self) -> int:
+        """Of all layers, without biases, embeddings and head."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size)
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence, in tokens, that the model was made for."""
         return self.rope.max_sequence_tokens

@@ -41,6 +41,10 @@ class AwqGemmLayout:
     """Whether `qzeros` must be there; if not, and it is not, all zeros are 8."""
 
     @property
+    def bits(self) -> int:
+        return BITS
+
+    @property
     def description(self) -> str:
         return f"awq {BITS}-bit {group_label(self.group_size)} gemm"
 
@@ -73,6 +77,10 @@ class AwqGemvLayout:
     """None: one group of all inputs."""
     has_zeros: bool = True
     """Whether `qzeros` must be there; if not, and it is not, all zeros are 8."""
+
+    @property
+    def bits(self) -> int:
+        return BITS
 
     @property
     def description(self) -> str:

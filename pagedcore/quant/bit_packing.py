@@ -21,10 +21,10 @@ def unpack_bits(words: Tensor, bits: int, count: int, *, dim: int) -> Tensor:
     words = words.movedim(dim, -1)
     first_bit = torch.arange(count, device=words.device) * bits
     index, shift = first_bit // WORD_BITS, first_bit % WORD_BITS
-    values = words.index_select(-1, index) >> shift.int()
+    values = words.index_select(-1, index).bitwise_right_shift_(shift.int())
     if WORD_BITS % bits:
         values = _with_the_next_word(values, words, index, shift, bits)
-    return (values & ((1 << bits) - 1)).to(torch.uint8).movedim(-1, dim)
+    return values.bitwise_and_((1 << bits) - 1).to(torch.uint8).movedim(-1, dim)
 
 
 def _with_the_next_word(values: Tensor, words: Tensor, index: Tensor, shift: Tensor, bits: int) -> Tensor:

@@ -14,6 +14,14 @@ from pagedcore.quant.tensor_spec import TensorSpec
 class PackedLayout(Protocol):
     """How the matrix of one module is stored."""
 
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def group_size(self) -> int | None:
+        """Inputs that share a scale; None is all of an output's."""
+        ...
+
     def declare(self, name: str, in_features: int, out_features: int, present: Collection[str] | None) -> dict[str, TensorSpec]:
         """The tensors of module `name`. `present` are all names in the checkpoint: an optional tensor is declared if it is there;
         with None (random weights) only what is needed is.

@@ -44,22 +44,13 @@ def int4_pays(matrix: QuantizedMatrix, dtype: torch.dtype) -> bool:
     """
     if matrix.codes.device.type != "cpu" or dtype != torch.bfloat16 or not has_fast_int4():
         return False
-    fits = matrix.bits == 4 and matrix.out_features % _OUT_MULTIPLE == 0 and _has_equal_groups(matrix)
+    fits = matrix.bits == 4 and matrix.out_features % _OUT_MULTIPLE == 0 and matrix.has_equal_groups
     return fits and matrix.group_size in _GROUP_SIZES
 
 
 def has_fast_int4() -> bool:
     """Whether this CPU multiplies 4-bit weights with bfloat16 faster than dense ones: x86 with bf16 units, where it was measured."""
     return is_x86() and _has_operator() and cpu_has_bf16_units()
-
-
-def _has_equal_groups(matrix: QuantizedMatrix) -> bool:
-    if matrix.in_features % matrix.num_groups:
-        return False
-    if matrix.group_of_input is None:
-        return True
-    counts = torch.bincount(matrix.group_of_input, minlength=matrix.num_groups)
-    return bool((counts == matrix.group_size).all())
 
 
 def _has_operator() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from pagedcore.quant.checkpoint_format import PackedLayout
 from pagedcore.quant.cpu_int4 import MAX_ROWS, Int4Product, int4_pays
 from pagedcore.quant.linear import DenseProduct, LinearSpec
+from pagedcore.quant.packed_product import PackedProduct, is_packed_on, stays_packed
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
 from pagedcore.quant.stacked import stack, stack_quantized
 from pagedcore.quant.tensor_spec import TensorSpec
@@ -30,11 +32,20 @@ class _Part:
     has_bias: bool
 
 
-class QuantizedLinear:
-    """Owns the layer's matrix: a copy dequantized once, and beside it the 4-bit form where that is faster for few rows.
+class _Product(Protocol):
+    """What multiplies, made once from the layer's matrices."""
 
-    A module left in 16 bit may share the layer with packed ones. A bias that the checkpoint holds is added, whether the
-    architecture has one or not: GPTQ tools have written biases for models without.
+    num_bytes: int
+
+    def apply(self, x: Tensor) -> Tensor: ...
+
+
+class QuantizedLinear:
+    """Owns the layer's matrix, as the device multiplies it fastest: packed on a GPU that has kernels for it, else a copy dequantized
+    once, and beside that the 4-bit form where that is faster for few rows.
+
+    A module left in 16 bit may share the layer with packed ones: the layer is dense then. A bias that the checkpoint holds is added,
+    whether the architecture has one or not: GPTQ tools have written biases for models without.
     """
 
     def __init__(
@@ -47,17 +58,14 @@ class QuantizedLinear:
             _Part(name, out_features, layout, spec.has_bias or (present is not None and f"{name}.bias" in present))
             for name, out_features, layout in zip(spec.names, spec.out_features, layouts, strict=True)
         ]
-        self._dense: DenseProduct | None = None
+        self._product: _Product | None = None
         self._int4: Int4Product | None = None
-
-    @property
-    def backend(self) -> str:
-        return DEQUANTIZED if self._int4 is None else TORCH_INT4
+        self.backend = DEQUANTIZED
 
     @property
     def num_bytes(self) -> int:
-        assert self._dense is not None, "repack comes first"
-        return self._dense.num_bytes + (0 if self._int4 is None else self._int4.num_bytes)
+        assert self._product is not None, "repack comes first"
+        return self._product.num_bytes + (0 if self._int4 is None else self._int4.num_bytes)
 
     def declare(self) -> dict[str, TensorSpec]:
         specs: dict[str, TensorSpec] = {}
@@ -73,18 +81,23 @@ class QuantizedLinear:
     def repack(self, tensors: Mapping[str, Tensor]) -> None:
         matrices = [self._read(part, tensors) for part in self._parts]
         bias = self._bias(tensors)
-        dense = [matrix if isinstance(matrix, Tensor) else matrix.dequantize(self._dtype) for matrix in matrices]
-        self._dense = DenseProduct(stack(dense), bias)
         packed = [matrix for matrix in matrices if isinstance(matrix, QuantizedMatrix)]
         whole = stack_quantized(packed) if len(packed) == len(matrices) else None
+        if whole is not None and is_packed_on(whole.codes.device, self._dtype) and stays_packed(whole):
+            self._product = product = PackedProduct(whole, bias)
+            self.backend = product.backend
+            return
+        dense = [matrix if isinstance(matrix, Tensor) else matrix.dequantize(self._dtype) for matrix in matrices]
+        self._product = DenseProduct(stack(dense), bias)
         if whole is not None and int4_pays(whole, self._dtype):
             self._int4 = Int4Product(whole, bias)
+            self.backend = TORCH_INT4
 
     def apply(self, x: Tensor) -> Tensor:
-        assert self._dense is not None, "repack comes first"
+        assert self._product is not None, "repack comes first"
         if self._int4 is not None and x.shape[0] <= MAX_ROWS:
             return self._int4.apply(x)
-        return self._dense.apply(x)
+        return self._product.apply(x)
 
     def _read(self, part: _Part, tensors: Mapping[str, Tensor]) -> Tensor | QuantizedMatrix:
         if part.layout is None:

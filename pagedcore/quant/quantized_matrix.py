@@ -36,6 +36,16 @@ class QuantizedMatrix:
         """Inputs of each group, where all groups are of one size."""
         return self.in_features // self.num_groups
 
+    @property
+    def has_equal_groups(self) -> bool:
+        """Whether all groups are of one size."""
+        if self.in_features % self.num_groups:
+            return False
+        if self.group_of_input is None:
+            return True
+        counts = torch.bincount(self.group_of_input, minlength=self.num_groups)
+        return bool((counts == self.group_size).all())
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """W [out, in]: computed in float32, rounded once to `dtype`."""
         groups = self.group_of_input

@@ -15,7 +15,7 @@ from pagedcore.runtime.decode_groups import DecodeGroup, build_decode_groups
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.triton_attention import TritonAttention
-from pagedcore_kernels import has_triton, rotate_qkv, write_kv
+from pagedcore_kernels import has_triton, indexable, rotate_qkv, to_cache, write_kv
 
 MAX_MASKED_QUERIES = 256
 """Queries of one masked call: bounds the mask to this many rows."""
@@ -76,8 +76,11 @@ class PagedAttention:
         return self.forward(layer, query, key, value, scale=scale, sliding_window=sliding_window)
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
-        """Write keys and values [T, K, D] of rotated heads, then attend with `query` [T, H, D]."""
+        """Write keys and values [T, K, D] of rotated heads, then attend with `query` [T, H, D] to what the cache holds of them."""
+        cache_dtype = self._cache.data.dtype
+        key, value = to_cache(key, cache_dtype), to_cache(value, cache_dtype)
         write_kv(key, value, self._cache.keys(layer), self._cache.values(layer), self._inputs.slot_mapping)
+        key, value = key.to(query.dtype), value.to(query.dtype)
         groups = self._groups(sliding_window, query)
         if not self._prefills and len(groups) == 1 and groups[0].token_indices is None:
             return self._decode(groups[0], layer, query, scale)
@@ -134,7 +137,11 @@ class PagedAttention:
         blocks = self._cache.flat_blocks(layer)
         num_slots = block_ids.shape[0] * self._cache.block_size
         gathered = self._workspace[:num_slots]
-        torch.index_select(blocks, 0, block_ids, out=gathered.view(block_ids.shape[0], -1))
+        flat = gathered.view(block_ids.shape[0], -1)
+        if blocks.dtype == flat.dtype:
+            torch.index_select(blocks, 0, block_ids, out=flat)
+        else:
+            flat.copy_(indexable(blocks).index_select(0, block_ids).view(blocks.dtype))
         return gathered
 
     def _prefill(

@@ -27,11 +27,14 @@ from pagedcore.runtime.memory import (
     resolve_max_model_len,
 )
 from pagedcore.runtime.model_runner import ModelRunner
-from pagedcore.runtime.probe import DeviceMemory, device_memory, measure_activations, measure_graphs, profiling_plan
+from pagedcore.runtime.prefill_graphs import max_graph_tokens
+from pagedcore.runtime.probe import DeviceMemory, device_memory, measure_activations, measure_graphs, profiling_plan, warming_plans
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+
+FLOAT8 = torch.float8_e4m3fn
 
 Progress = Callable[[int, int], None]
 
@@ -44,8 +47,13 @@ class _Resolved:
     quantization: str | None
     device: torch.device
     dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
     max_model_len: int
     max_num_batched_tokens: int
+
+    @property
+    def max_prefill_graph_tokens(self) -> int:
+        return max_graph_tokens(self.architecture.num_layer_parameters, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ def build_runner(
     max_model_len = resolve_max_model_len(memory, request)
     runner = _make_runner(config, model, resolved, num_blocks=memory.num_blocks, max_model_len=max_model_len)
     if _uses_graphs(config, runner):
-        runner.capture_graphs(resolved.max_num_batched_tokens)
+        runner.capture_graphs(resolved.max_prefill_graph_tokens)
     source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
     plan = _engine_plan(config, source, resolved, memory, max_model_len, model.linear_backend)
     _report(plan)
@@ -119,6 +127,11 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", int(index) if index else torch.cuda.current_device())
 
 
+def resolve_kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Of a `kv_cache_dtype` setting, for a model of `dtype`."""
+    return dtype if name == "auto" else FLOAT8
+
+
 def resolve_max_num_batched_tokens(config: EngineConfig, device: torch.device) -> int:
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
@@ -151,11 +164,13 @@ def _resolve(config: EngineConfig, model_dir: Path) -> _Resolved:
         raise ConfigError(
             f"max_model_len is {asked} and the model was made for at most {limit} tokens; set max_model_len to at most {limit}."
         )
+    dtype = resolve_dtype(config.dtype, architecture, device)
     return _Resolved(
         architecture=architecture,
         quantization=None if stored is None else stored.description,
         device=device,
-        dtype=resolve_dtype(config.dtype, architecture, device),
+        dtype=dtype,
+        kv_cache_dtype=resolve_kv_cache_dtype(config.kv_cache_dtype, dtype),
         max_model_len=limit if asked == "auto" else asked,
         max_num_batched_tokens=resolve_max_num_batched_tokens(config, device),
     )
@@ -164,7 +179,7 @@ def _resolve(config: EngineConfig, model_dir: Path) -> _Resolved:
 def _pool_request(config: EngineConfig, model: Decoder, resolved: _Resolved) -> PoolRequest:
     return PoolRequest(
         block_size=config.block_size,
-        block_bytes=block_bytes(model.kv_layout, config.block_size, resolved.dtype),
+        block_bytes=block_bytes(model.kv_layout, config.block_size, resolved.kv_cache_dtype),
         num_kv_blocks=config.num_kv_blocks,
         max_model_len=resolved.max_model_len,
         is_max_model_len_auto=config.max_model_len == "auto",
@@ -191,16 +206,18 @@ def _size_pool(config: EngineConfig, model: Decoder, resolved: _Resolved, reques
 
 
 def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: DeviceMemory) -> tuple[int, int]:
-    """Bytes of the hungriest step, and of the graphs, measured with a pool of one block."""
+    """Bytes of the hungriest step, and of the graphs, measured with a pool of one block; every kernel is met on the way."""
     runner = _make_runner(config, model, resolved, num_blocks=1, max_model_len=resolved.max_model_len)
-    plan = profiling_plan(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_model_len=resolved.max_model_len,
-        vocab_size=model.vocab_size,
-    )
-    activations_bytes = measure_activations(runner, plan, model.num_weight_bytes, before, resolved.device)
-    graphs_bytes = measure_graphs(runner, resolved.max_num_batched_tokens, resolved.device) if _uses_graphs(config, runner) else 0
+    limits = {
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "max_model_len": resolved.max_model_len,
+        "vocab_size": model.vocab_size,
+    }
+    activations_bytes = measure_activations(runner, profiling_plan(**limits), model.num_weight_bytes, before, resolved.device)
+    for plan in warming_plans(**limits):
+        runner.submit(plan).result()
+    graphs_bytes = measure_graphs(runner, resolved.max_prefill_graph_tokens, resolved.device) if _uses_graphs(config, runner) else 0
     runner.close()
     return activations_bytes, graphs_bytes
 
@@ -218,6 +235,7 @@ def _make_runner(config: EngineConfig, model: Decoder, resolved: _Resolved, *, n
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         dtype=resolved.dtype,
+        kv_cache_dtype=resolved.kv_cache_dtype,
         device=resolved.device,
     )
 
@@ -226,7 +244,6 @@ def _engine_plan(
     config: EngineConfig, source: _Source, resolved: _Resolved, memory: MemoryPlan, max_model_len: int, linear_backend: str
 ) -> EnginePlan:
     names = _served_names(config, source.name)
-    dtype = str(resolved.dtype).removeprefix("torch.")
     return EnginePlan(
         config=config,
         model_dir=str(source.model_dir),
@@ -235,8 +252,8 @@ def _engine_plan(
         served_model_names=names,
         model_type=resolved.architecture.model_type,
         device=str(resolved.device),
-        dtype=dtype,
-        kv_cache_dtype=dtype,
+        dtype=_dtype_name(resolved.dtype),
+        kv_cache_dtype=_dtype_name(resolved.kv_cache_dtype),
         quantization=resolved.quantization,
         linear_backend=linear_backend,
         attention_backend=select_attention_backend(resolved.device),
@@ -249,6 +266,10 @@ def _engine_plan(
     )
 
 
+def _dtype_name(dtype: torch.dtype) -> str:
+    return "fp8_e4m3" if dtype == FLOAT8 else str(dtype).removeprefix("torch.")
+
+
 def _served_names(config: EngineConfig, model_name: str) -> tuple[str, ...]:
     names = config.served_model_name
     if names is None:
@@ -259,13 +280,14 @@ def _served_names(config: EngineConfig, model_name: str) -> tuple[str, ...]:
 def _report(plan: EnginePlan) -> None:
     memory = plan.memory
     logger.info(
-        "%s on %s: %s%s, products %s, attention %s, %d blocks of %d tokens (%.3f GiB)",
+        "%s on %s: %s%s, products %s, attention %s, keys and values %s, %d blocks of %d tokens (%.3f GiB)",
         plan.model_name,
         plan.device,
         plan.dtype,
         f" from {plan.quantization}" if plan.quantization else "",
         plan.linear_backend,
         plan.attention_backend,
+        plan.kv_cache_dtype,
         memory.num_blocks,
         plan.block_size,
         memory.kv_cache_bytes / 2**30,

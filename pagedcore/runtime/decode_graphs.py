@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,8 +16,9 @@ from pagedcore.runtime.graph_recorder import GraphRecorder
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampling_batch import SamplingBatch
+from pagedcore.runtime.shared_prefix import find_shared_prefix, min_saved_blocks, shared_graph_sizes
 from pagedcore.runtime.transfer import to_device
-from pagedcore.runtime.triton_attention import PagedSequences, TritonAttention
+from pagedcore.runtime.triton_attention import PagedSequences, PrefixKeys, TritonAttention
 from pagedcore_kernels.reference.step_inputs import PADDING_ROW, DecodeInputs
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -92,13 +93,20 @@ class DecodeGraphs:
         self._buffers = buffers
         self._sizes = list(sizes)
         self._max_model_len = max_model_len
-        largest = self._sizes[-1]
+        largest, max_blocks = self._sizes[-1], buffers.block_table.shape[1]
         self._rows = torch.full((largest,), PADDING_ROW, dtype=torch.int64, device=device)
-        self._inputs = DecodeInputs.allocate(largest, buffers.block_table.shape[1], device)
+        self._inputs = DecodeInputs.allocate(largest, max_blocks, device)
         self._settings = _DrawSettings.allocate(largest, device)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, GraphOutput]] = {}
         """By number of rows and longest context."""
-        self._host_rows: tuple[int, ...] = ()
+        table, lens = (torch.zeros(count, dtype=torch.int32, device=device) for count in (max_blocks, largest))
+        self._prefix = PrefixKeys(table, lens, max_model_len)
+        self._shared_graphs: dict[int, tuple[torch.cuda.CUDAGraph, GraphOutput]] = {}
+        """By number of rows: what the rows begin with is read once for all."""
+        self._shared_sizes = shared_graph_sizes(self._sizes)
+        self._placed: tuple[int, tuple[int, ...]] | None = None
+        """Generation and rows that the device's rows and prefix are of."""
+        self._size, self._is_shared = 0, False
         self._batch: SamplingBatch | None = None
 
     def serves(self, plan: StepPlan) -> bool:
@@ -109,28 +117,46 @@ class DecodeGraphs:
         """Record every size, largest first: smaller ones find their memory in its pool. Row buffers and cache stay as they are."""
         recorder = GraphRecorder(self._buffers.device)
         for size, context in self._shapes():
-            self._graphs[size, context] = recorder.record(partial(self._step, size, context))
+            self._graphs[size, context] = recorder.record(partial(self._step, size, context, None))
+        for size in reversed(self._shared_sizes):
+            prefix = replace(self._prefix, lens=self._prefix.lens[:size])
+            self._shared_graphs[size] = recorder.record(partial(self._step, size, self._max_model_len, prefix))
 
-    def run(self, rows: Sequence[int], longest: int, batch: SamplingBatch) -> GraphOutput:
-        """One token of each of `rows`: computed, drawn by the settings of `batch`, and written to its row. Does not wait.
-
-        `longest` is the length of the longest row, with the token that is computed.
-        """
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
-        self._set_rows(tuple(rows), size)
+    def run(self, plan: StepPlan, batch: SamplingBatch) -> GraphOutput:
+        """One token of each row of the plan: computed, drawn by the settings of `batch`, and written to its row. Does not wait."""
+        rows = (self._buffers.generation, tuple(plan.rows))
+        if rows != self._placed:
+            self._place(plan)
+            self._placed = rows
         if batch is not self._batch:
             self._settings.take(batch)
             self._batch = batch
-        contexts = self._contexts(size)
-        graph, output = self._graphs[size, contexts[bisect_left(contexts, longest)]]
+        contexts = self._contexts(self._size)
+        context = contexts[bisect_left(contexts, max(plan.start_positions) + 1)]
+        graph, output = self._shared_graphs[self._size] if self._is_shared else self._graphs[self._size, context]
         graph.replay()
         return output
 
-    def _set_rows(self, rows: tuple[int, ...], size: int) -> None:
-        padded = rows + (PADDING_ROW,) * (size - len(rows))
-        if padded != self._host_rows[:size]:
-            self._rows[:size].copy_(to_device(padded, torch.int64, self._buffers.device))
-            self._host_rows = padded
+    def _place(self, plan: StepPlan) -> None:
+        """Choose the graph for these rows, and tell the device which rows they are and what they begin with.
+
+        That stays true while the rows stay: their first blocks never change. Blocks count that are full before the step, so
+        that each row keeps a key of its own.
+        """
+        count, device = len(plan.rows), self._buffers.device
+        plain, shared = (sizes[bisect_left(sizes, count)] for sizes in (self._sizes, self._shared_sizes))
+        tables = [self._buffers[row].block_ids for row in plan.rows]
+        limits = [start // self._cache.block_size for start in plan.start_positions]
+        prefix = find_shared_prefix(tables, limits, min_saved_blocks(shared - plain, self._cache.data[0, 0].nbytes))
+        self._size, self._is_shared = (plain, False) if prefix is None else (shared, True)
+        padded = (*plan.rows, *(PADDING_ROW,) * (self._size - count))
+        self._rows[: self._size].copy_(to_device(padded, torch.int64, device))
+        if prefix is not None:
+            lens = [0] * self._size
+            for index in prefix.members:
+                lens[index] = prefix.num_blocks * self._cache.block_size
+            self._prefix.lens[: self._size].copy_(to_device(lens, torch.int32, device))
+            self._prefix.table.copy_(self._buffers.block_table[plan.rows[prefix.members[0]]])
 
     def _shapes(self) -> list[tuple[int, int]]:
         return [(size, context) for size in reversed(self._sizes) for context in self._contexts(size)]
@@ -141,7 +167,7 @@ class DecodeGraphs:
             return [self._max_model_len]
         return [*(context for context in _CONTEXTS if context < self._max_model_len), self._max_model_len]
 
-    def _step(self, size: int, context: int) -> GraphOutput:
+    def _step(self, size: int, context: int, prefix: PrefixKeys | None) -> GraphOutput:
         from pagedcore_kernels.triton_ops.sampling import sample_tokens
         from pagedcore_kernels.triton_ops.step_inputs import prepare_decode_inputs, write_sampled
 
@@ -154,6 +180,7 @@ class DecodeGraphs:
             seq_lens=inputs.seq_lens,
             max_seq_len=context,
             prefill=None,
+            prefix=prefix,
         )
         attention = TritonAttention(sequences, self._cache)
         logits = self._model.forward(InputBatch(inputs.token_ids, inputs.positions, attention, None))

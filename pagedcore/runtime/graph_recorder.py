@@ -49,19 +49,26 @@ class GraphRecorder:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = recording_stream(device)
+        self._has_recorded = False
 
     def record(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """The work of `step` as a graph, and the tensors that a replay leaves. `step` runs twice before.
+        """The work of `step` as a graph, and the tensors that a replay leaves. `step` runs before, once or twice.
 
-        Other engines wait for the second run and the recording, not for the first, which compiles kernels.
+        Other engines wait for the recording, not for the first run, which compiles kernels. The garbage is not collected, as
+        `torch.cuda.graph` would do each time: that takes longer than recording.
         """
         step()
         with _recording_lock, device_lock(self._device):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
-                step()  # lets libraries allocate what they keep for the stream
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                output = step()
+                if not self._has_recorded:
+                    step()  # lets libraries allocate what they keep for the stream
+                self._stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    output = step()
+                finally:
+                    graph.capture_end()
+            self._has_recorded = True
         return graph, output

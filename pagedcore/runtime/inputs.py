@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -46,6 +46,12 @@ class PassInputs:
     logits_indices: Tensor  # [N] int64
     opened_blocks: Tensor | None
     """int64: blocks whose first slot is written in this pass and whose last is not; see `KVCache`."""
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences of one token before the first of several."""
+        counts = (last - first for first, last in pairwise(self.query_start_loc))
+        return next((index for index, count in enumerate(counts) if count > 1), len(self.seq_lens))
 
 
 def build_inputs(segments: Sequence[Segment], logits_indices: Sequence[int], buffers: RowBuffers, block_size: int) -> PassInputs:

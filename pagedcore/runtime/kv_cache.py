@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagedcore.batch import KVLayout
+from pagedcore_kernels import indexable
 
 
 class KVCache:
@@ -24,7 +25,7 @@ class KVCache:
 
     def open_blocks(self, block_ids: Tensor) -> None:
         """Make these blocks zero in all layers."""
-        self.data.index_fill_(1, block_ids, 0)
+        indexable(self.data).index_fill_(1, block_ids, 0)
 
     def keys(self, layer: int) -> Tensor:
         """[num_blocks, block_size, K, D], a view."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagedcore.batch import InputBatch, KVLayout, Model
 from pagedcore.core.step import PendingStep, StepPlan
+from pagedcore.grammar.grammars import Grammars
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, select_attention_backend
 from pagedcore.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from pagedcore.runtime.graph_recorder import device_lock, give_back_memory
@@ -52,15 +53,17 @@ class ModelRunner:
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        kv_cache_dtype: torch.dtype | None = None,
         attention_backend: str = "auto",
     ) -> None:
+        """`kv_cache_dtype` None is `dtype`."""
         self.device = torch.device(device)
         is_cuda = self.device.type == "cuda"
         self._device_lock: contextlib.AbstractContextManager[object] = device_lock(self.device) if is_cuda else contextlib.nullcontext()
         self.attention_backend = select_attention_backend(self.device, attention_backend)
         self._model: Model | None = model
         self._block_size = block_size
-        self._cache = KVCache(layout, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=self.device)
+        self._cache = KVCache(layout, num_blocks=num_blocks, block_size=block_size, dtype=kv_cache_dtype or dtype, device=self.device)
         self._max_model_len = max_model_len
         self._workspace: Tensor | None = None
         if self.attention_backend == "torch":
@@ -81,6 +84,11 @@ class ModelRunner:
             prefill = PrefillGraphs(self._model, self._cache, shapes=shapes, max_blocks=max_blocks, device=self.device)
             prefill.capture()
         self._graphs, self._prefill_graphs = decode, prefill
+        give_back_memory(self.device)  # what the runs before each recording have used
+
+    def follow_grammars(self, grammars: Grammars) -> None:
+        """Serve requests with `structured_outputs`, too."""
+        self._sampler.follow_grammars(grammars)
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. What it raises is raised by `result()` of what this returns."""
@@ -103,6 +111,7 @@ class ModelRunner:
 
     def _start(self, plan: StepPlan) -> PendingStep:
         self._buffers.apply(plan)
+        self._sampler.apply(plan)
         if self._graphs is not None and self._graphs.serves(plan):
             return self._decode(plan, self._graphs)
         passes = split_into_passes(plan, self._buffers)
@@ -116,7 +125,7 @@ class ModelRunner:
         """Every row of the plan by one token. What the graph has drawn is drawn again where a row wants more than it knows of."""
         count = len(plan.rows)
         batch = self._sampler.batch_of(plan.rows)
-        output = graphs.run(plan.rows, max(plan.start_positions) + 1, batch)
+        output = graphs.run(plan, batch)
         if batch.is_drawn_plainly:
             positions = output.positions[:count] + 1
             samples = Samples(output.token_ids[:count], output.status[:count], positions, batch.buffer_rows, None, batch)

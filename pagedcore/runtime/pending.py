@@ -47,6 +47,7 @@ class DeviceStep:
         self._plan = plan
         self._sampled_rows = sampled_rows
         self._logprob_rows = samples.batch.logprobs if samples is not None else None
+        self._grammar_rows = samples.batch.grammar if samples is not None else None
         self._prompt_parts = [(f"prompt_{index}", part.row, part.num_top) for index, part in enumerate(prompt_logprobs)]
         tensors: dict[str, Tensor] = {}
         if samples is not None:
@@ -71,11 +72,15 @@ class DeviceStep:
         return result
 
     def _add_samples(self, result: StepResult, tensors: dict[str, Tensor]) -> None:
-        token_of_row = dict(zip(self._sampled_rows, tensors["token_ids"].tolist(), strict=True))
+        token_ids = tensors["token_ids"].tolist()
+        token_of_row = dict(zip(self._sampled_rows, token_ids, strict=True))
         result.sampled_token_ids = [token_of_row[row] for row, samples in zip(self._plan.rows, self._plan.samples, strict=True) if samples]
         for row, status in zip(self._sampled_rows, tensors["status"].tolist(), strict=True):
             if status != STATUS_OK:
                 result.row_errors[row] = STATUS_MESSAGES[status]
+        if self._grammar_rows is not None:
+            result.row_errors |= {self._sampled_rows[index]: reason for index, reason in self._grammar_rows.errors().items()}
+            self._grammar_rows.advance(token_ids)
         if self._logprob_rows is not None:
             dicts = TokenLogprobs.from_tensors("sampled", tensors).dicts(self._logprob_rows.num_top)
             rows = [self._sampled_rows[index] for index in self._logprob_rows.indices]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
 
 UNKNOWN_FREE_BYTES = 4 << 30
 """Taken as free where the system does not say."""
+
+_WARM_DECODES = (1, 16, 64, 255)
+"""Rows of one token of a warming step."""
+_WARM_CONTEXTS = (256, 1024, 8192, 16384)
+"""Tokens of its longest row."""
+_WARM_PROMPTS = (2, 40, 600)
+"""Tokens of the prompt beside them."""
 
 CUDA_SLACK_BYTES = 128 << 20
 """For what a measured step does not show: rounding and fragmentation of the allocator, kernels that are loaded later."""
@@ -51,13 +60,14 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def profiling_plan(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, vocab_size: int) -> StepPlan:
-    """The hungriest step: every row samples with every setting on; the first rows have all tokens that the others leave.
+    """The hungriest step: every row samples with every setting on; the first rows have all tokens that the others leave, and cached
+    ones before them, which some kernels gather.
 
     All tables name block 0 only: the content does not matter.
     """
     num_rows = min(max_num_seqs, max_num_batched_tokens)
     num_tokens = _profiling_tokens(num_rows, max_num_batched_tokens, max_model_len)
-    ends = [count if count > 1 else max_model_len for count in num_tokens]
+    ends = [min(3 * count, max_model_len) if count > 1 else max_model_len for count in num_tokens]
     params = SamplingParams(
         temperature=1.0, top_p=0.9, top_k=0, min_p=0.01, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=8, seed=0, max_tokens=None
     )
@@ -67,7 +77,7 @@ def profiling_plan(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_
         num_tokens=num_tokens,
         start_positions=[end - count for end, count in zip(ends, num_tokens, strict=True)],
         samples=[True] * num_rows,
-        admitted=[_profiling_row(row, max_model_len, vocab_size, params) for row in range(num_rows)],
+        admitted=[_profiling_row(row, vocab_size, params) for row in range(num_rows)],
         total_num_tokens=sum(num_tokens),
     )
 
@@ -82,10 +92,40 @@ def _profiling_tokens(num_rows: int, max_num_batched_tokens: int, max_model_len:
     return num_tokens
 
 
-def _profiling_row(row: int, max_model_len: int, vocab_size: int, params: SamplingParams) -> AdmittedRow:
+def _profiling_row(row: int, vocab_size: int, params: SamplingParams) -> AdmittedRow:
     return AdmittedRow(
         row=row, request_id=f"profile-{row}", token_ids=[row % vocab_size], num_prompt_tokens=1, block_ids=[0], params=params
     )
+
+
+def warming_plans(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, vocab_size: int) -> Iterator[StepPlan]:
+    """Steps that meet every kernel which no graph holds: from one token to many rows, short and long contexts and prompts.
+
+    The contexts mean nothing: all tables name block 0.
+    """
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    for (num_decodes, context), prompt in zip(product(_WARM_DECODES, _WARM_CONTEXTS), cycle(_WARM_PROMPTS), strict=False):
+        counts = [1] * min(num_decodes, max_num_seqs - 1) + [min(prompt, max_model_len)]
+        rows = range(len(counts))
+        if sum(counts) > max_num_batched_tokens:
+            continue
+        starts = [0] * len(rows)
+        starts[0] = max(0, min(context, max_model_len) - counts[0])
+        admitted = [_profiling_row(row, vocab_size, params) for row in rows]
+        yield StepPlan(
+            step_id=0,
+            rows=rows,
+            num_tokens=counts,
+            start_positions=starts,
+            samples=[True] * len(rows),
+            admitted=admitted,
+            total_num_tokens=sum(counts),
+        )
+        yield _leaving(rows)
+
+
+def _leaving(rows: Sequence[int]) -> StepPlan:
+    return StepPlan(step_id=0, rows=[], num_tokens=[], start_positions=[], samples=[], released_rows=rows)
 
 
 def measure_activations(runner: Runner, plan: StepPlan, weights_bytes: int, before: DeviceMemory, device: torch.device) -> int:
@@ -95,6 +135,7 @@ def measure_activations(runner: Runner, plan: StepPlan, weights_bytes: int, befo
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     runner.submit(plan).result()
+    runner.submit(_leaving(plan.rows)).result()
     peak_bytes = torch.cuda.max_memory_reserved(device) - before.reserved_bytes
     outside_bytes = device_memory(device).outside_torch_bytes - before.outside_torch_bytes
     return max(0, peak_bytes - weights_bytes) + max(0, outside_bytes) + CUDA_SLACK_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pagedcore.core.step import AdmittedRow, StepPlan
-from pagedcore.runtime.transfer import to_device
+from pagedcore.runtime.transfer import array_to_device, to_device
 
 
 @dataclass(slots=True)
@@ -18,7 +19,8 @@ class Row:
     """What the host knows of one row in use."""
 
     request: AdmittedRow
-    num_blocks: int
+    block_ids: array[int]
+    """Compared slice by slice, which is quick in an array."""
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -70,12 +72,12 @@ class RowBuffers:
         """All tokens and blocks of all requests travel in one copy."""
         for request in requests:
             assert request.row not in self._rows, f"row {request.row} is admitted while it is in use"
-            self._rows[request.row] = Row(request, len(request.block_ids))
+            self._rows[request.row] = Row(request, array("i", request.block_ids))
         counts = ([len(request.token_ids) for request in requests], [len(request.block_ids) for request in requests])
-        tokens = chain.from_iterable(request.token_ids for request in requests)
-        blocks = chain.from_iterable(request.block_ids for request in requests)
-        values = [*(request.row for request in requests), *counts[0], *counts[1], *tokens, *blocks]
-        rows, *parts = to_device(values, torch.int32, self.device).split([len(requests)] * 3 + [sum(counts[0]), sum(counts[1])])
+        values = array("i", [*(request.row for request in requests), *counts[0], *counts[1]])
+        for part in chain((request.token_ids for request in requests), (request.block_ids for request in requests)):
+            values.extend(array("i", part))
+        rows, *parts = array_to_device(values, self.device).split([len(requests)] * 3 + [sum(counts[0]), sum(counts[1])])
         num_tokens, num_blocks, token_ids, block_ids = parts
         self.lengths.index_put_((rows.long(),), num_tokens)
         self._write_heads(self.token_ids, rows, num_tokens, token_ids)
@@ -96,8 +98,8 @@ class RowBuffers:
         for row, block_ids in new_blocks:
             state = self._rows[row]
             rows.extend([row] * len(block_ids))
-            columns.extend(range(state.num_blocks, state.num_blocks + len(block_ids)))
+            columns.extend(range(len(state.block_ids), len(state.block_ids) + len(block_ids)))
             blocks.extend(block_ids)
-            state.num_blocks += len(block_ids)
+            state.block_ids.extend(block_ids)
         index = to_device(rows + columns + blocks, torch.int64, self.device).view(3, -1)
         self.block_table.index_put_((index[0], index[1]), index[2].to(torch.int32))

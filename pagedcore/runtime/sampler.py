@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagedcore.core.step import StepPlan
+from pagedcore.grammar.grammars import Grammars
+from pagedcore.grammar.rows import RowMatchers
 from pagedcore.runtime.logprobs import TokenLogprobs, token_logprobs
 from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampling_batch import BadWords, DrawGroup, SamplingBatch, build_sampling_batch
-from pagedcore.runtime.transfer import to_device
-from pagedcore_kernels import add_to_logits, apply_penalties, gumbel_noise, keep_candidates, order_candidates
+from pagedcore.runtime.transfer import to_device, words_to_device
+from pagedcore_kernels import add_to_logits, apply_penalties, gumbel_noise, keep_candidates, mask_tokens, order_candidates
 
 STATUS_OK = 0
 STATUS_NOT_FINITE = 1
@@ -21,7 +24,7 @@ STATUS_ALL_MASKED = 2
 
 STATUS_MESSAGES = {
     STATUS_NOT_FINITE: "The model gave NaN or infinite logits for this request.",
-    STATUS_ALL_MASKED: "Every token is masked: bad_words, min_tokens and logit_bias leave nothing to draw; allow at least one token.",
+    STATUS_ALL_MASKED: "Every token is masked: bad_words, min_tokens, logit_bias and structured_outputs leave nothing to draw.",
 }
 
 
@@ -39,13 +42,23 @@ class Samples:
 
 
 class Sampler:
-    """Owns the sampling tensors of the last set of rows; reads the tokens of `buffers`."""
+    """Owns the sampling tensors of the last sets of rows, and the matchers of rows that follow a grammar; reads the tokens of `buffers`."""
 
     def __init__(self, buffers: RowBuffers, vocab_size: int) -> None:
         self._buffers = buffers
         self._vocab_size = vocab_size
-        self._batch: SamplingBatch | None = None
-        self._batch_key: tuple[tuple[int, ...], int] | None = None
+        self._batches: dict[tuple[tuple[int, ...], int], SamplingBatch] = {}
+        """The last two: beside rows that are never planned ahead, steps with and without them take turns."""
+        self._matchers: RowMatchers | None = None
+
+    def follow_grammars(self, grammars: Grammars) -> None:
+        """Serve rows with `structured_outputs`, too."""
+        self._matchers = RowMatchers(grammars)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in the plan's released and admitted rows."""
+        if self._matchers is not None:
+            self._matchers.apply(plan)
 
     def sample(self, logits: Tensor, rows: Sequence[int], seq_lens: Sequence[int]) -> Samples:
         """Draw one token a row from `logits` [N, V], which stay as they are. `seq_lens[i]` counts the tokens known of row i."""
@@ -65,10 +78,13 @@ class Sampler:
     def batch_of(self, rows: Sequence[int]) -> SamplingBatch:
         """The settings of these rows; made anew where rows or their requests have changed."""
         key = (tuple(rows), self._buffers.generation)
-        if self._batch is None or key != self._batch_key:
-            requests = [self._buffers[row].request for row in rows]
-            self._batch, self._batch_key = build_sampling_batch(requests, self._vocab_size, self._buffers.device), key
-        return self._batch
+        if key not in self._batches:
+            if len(self._batches) > 1:
+                del self._batches[next(iter(self._batches))]
+            requests, device = [self._buffers[row].request for row in rows], self._buffers.device
+            grammar = None if self._matchers is None else self._matchers.among(rows)
+            self._batches[key] = build_sampling_batch(requests, self._vocab_size, device, grammar)
+        return self._batches[key]
 
     def _draw_all(self, logits: Tensor, batch: SamplingBatch, lens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         is_finite = logits.amax(dim=-1).isfinite()
@@ -97,6 +113,9 @@ class Sampler:
         if (masks := batch.stop_masks) is not None:
             is_early = output_indices[masks.rows] < batch.min_tokens[masks.rows]
             add_to_logits(logits, masks.rows, masks.token_ids, masks.values.where(is_early, 0.0))
+        if (grammar := batch.grammar) is not None:
+            rows = to_device(grammar.indices, torch.int64, logits.device)
+            mask_tokens(logits, rows, words_to_device(grammar.masks(), len(rows), logits.device))
 
     def _mask_bad_words(self, logits: Tensor, words: BadWords, batch: SamplingBatch, lens: Tensor) -> None:
         """The whole row counts, so a word that began in the prompt is not finished either."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pagedcore.core.step import AdmittedRow
+from pagedcore.grammar.rows import MatchedRows
 from pagedcore.runtime.logprobs import MAX_ELEMENTS
 from pagedcore.runtime.transfer import to_device
 from pagedcore.sampling_params import SamplingParams
@@ -73,12 +74,13 @@ class SamplingBatch:
     bias: TokenEntries | None
     stop_masks: TokenEntries | None
     bad_words: BadWords | None
+    grammar: MatchedRows | None
     draws: list[DrawGroup]
     logprobs: LogprobRows | None
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.penalty_chunks) or any(part is not None for part in (self.bias, self.stop_masks, self.bad_words))
+        return bool(self.penalty_chunks) or any(part is not None for part in (self.bias, self.stop_masks, self.bad_words, self.grammar))
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -93,7 +95,9 @@ class SamplingBatch:
 FLOAT_FIELDS = ("temperature", "min_p", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
-def build_sampling_batch(requests: Sequence[AdmittedRow], vocab_size: int, device: torch.device) -> SamplingBatch:
+def build_sampling_batch(
+    requests: Sequence[AdmittedRow], vocab_size: int, device: torch.device, grammar: MatchedRows | None = None
+) -> SamplingBatch:
     """Settings of `requests`, in this order. Copies them to the device."""
     params = [request.params for request in requests]
     floats = to_device([getattr(p, name) for name in FLOAT_FIELDS for p in params], torch.float32, device).view(-1, len(params))
@@ -116,6 +120,7 @@ def build_sampling_batch(requests: Sequence[AdmittedRow], vocab_size: int, devic
         bias=_bias(params, vocab_size, device),
         stop_masks=_stop_masks(requests, vocab_size, device),
         bad_words=_bad_words(requests, vocab_size, device),
+        grammar=grammar,
         draws=_draw_groups(params, vocab_size, device),
         logprobs=_logprob_rows(params, device),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,18 @@ def to_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, devic
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def array_to_device(values: array[int], device: torch.device) -> Tensor:
+    """The same for many numbers, which Python's lists are slow to give out; int32."""
+    host = torch.frombuffer(values, dtype=torch.int32)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def words_to_device(words: bytearray, num_rows: int, device: torch.device) -> Tensor:
+    """The bytes of 32-bit words as [num_rows, W] int32, copied in the same way."""
+    host = torch.frombuffer(words, dtype=torch.int32).view(num_rows, -1)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 class HostCopy:

@@ -15,8 +15,6 @@ from pagedcore.runtime.kv_cache import KVCache
 
 LONG_QUERIES = 4096
 """Queries of one sequence from which cuDNN's kernel over gathered keys is faster than ours over the paged cache."""
-LONG_MULTIPLE = 1024
-"""cuDNN is slow the first time it meets a pair of lengths: only lengths that come again are given to it."""
 _CUDNN_HEAD_DIMS = (64, 128)
 _CUDNN_CAPABILITY = 90
 """Where it was measured. Some older cards have no such kernel, and the call would fail."""
@@ -25,6 +23,15 @@ _CUDNN_CAPABILITY = 90
 def takes_cudnn(*, capability: int, head_dim: int, element_bytes: int, sliding_window: int | None) -> bool:
     """Whether long sequences go to cuDNN: 16-bit heads on Hopper that see all keys."""
     return capability == _CUDNN_CAPABILITY and head_dim in _CUDNN_HEAD_DIMS and element_bytes == 2 and sliding_window is None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKeys:
+    """What sequences of one query have in common, on the device, where it may change."""
+
+    table: Tensor  # [max_blocks] int32
+    lens: Tensor  # [S] int32, keys that a sequence begins with; 0 for one that begins otherwise, and for padding
+    max_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,13 @@ class PagedSequences:
     max_seq_len: int
     prefill: Prefill | None
     """None: one query a sequence."""
+    prefix: PrefixKeys | None = None
+
+    @property
+    def decode_lens(self) -> Tensor:
+        """Of the sequences with one query, which come first; 0 for others among them."""
+        lens = None if self.prefill is None else self.prefill.decode_lens
+        return self.seq_lens if lens is None else lens
 
     @classmethod
     def of_pass(cls, inputs: PassInputs) -> PagedSequences:
@@ -67,21 +81,22 @@ class Prefill:
     query_start_loc: Tensor  # [S + 1] int32
     num_decodes: int
     runs: list[PrefillRun]
+    decode_lens: Tensor | None = None
+    """[num_decodes] int32, in a graph: only the host knows how many there are, so others are among them, with length 0."""
 
     @classmethod
     def of_pass(cls, inputs: PassInputs) -> Prefill | None:
         counts = [last - first for first, last in pairwise(inputs.query_start_loc)]
-        num_decodes = next((index for index, count in enumerate(counts) if count > 1), len(counts))
-        if num_decodes == len(counts):
+        if inputs.num_decodes == len(counts):
             return None
-        return cls(inputs.device_query_start_loc, num_decodes, list(_runs(inputs, counts, num_decodes)))
+        return cls(inputs.device_query_start_loc, inputs.num_decodes, list(_runs(inputs, counts, inputs.num_decodes)))
 
 
 def _runs(inputs: PassInputs, counts: list[int], first: int) -> Iterator[PrefillRun]:
     """A long sequence alone, the others between them together."""
     for sequence in range(first, len(counts)):
         count, seq_len = counts[sequence], inputs.seq_lens[sequence]
-        if count >= LONG_QUERIES and count % LONG_MULTIPLE == 0 and seq_len % LONG_MULTIPLE == 0:
+        if count >= LONG_QUERIES:
             if first < sequence:
                 yield PrefillRun(first, sequence, max(counts[first:sequence]))
             start = inputs.query_start_loc[sequence]
@@ -106,7 +121,6 @@ class TritonAttention:
 
     def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
         """See `pagedcore.batch.Attention`. Changes the cache of `layer`."""
-        from pagedcore_kernels.triton_ops.attention_decode import paged_attention_decode
         from pagedcore_kernels.triton_ops.rotary_kv import rotate_and_write_kv
 
         sequences = self._sequences
@@ -126,20 +140,34 @@ class TritonAttention:
         out = torch.empty_like(query)
         num_decodes = len(sequences.seq_lens) if sequences.prefill is None else sequences.prefill.num_decodes
         if num_decodes:
-            paged_attention_decode(
-                query[:num_decodes],
-                keys,
-                values,
-                sequences.block_tables[:num_decodes],
-                sequences.seq_lens[:num_decodes],
-                scale=scale,
-                max_seq_len=sequences.max_seq_len,
-                sliding_window=sliding_window,
-                out=out[:num_decodes],
-            )
+            self._decode(query[:num_decodes], keys, values, out[:num_decodes], scale, sliding_window)
         if sequences.prefill is not None:
             self._prefill(sequences.prefill, query, keys, values, out, scale, sliding_window)
         return out
+
+    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float, sliding_window: int | None) -> None:
+        """A layer with a window reads what a prefix has in its window with the rest."""
+        from pagedcore_kernels.triton_ops.attention_decode import paged_attention_decode
+        from pagedcore_kernels.triton_ops.attention_shared_prefix import paged_attention_decode_shared
+
+        sequences = self._sequences
+        prefix, longest = sequences.prefix, sequences.max_seq_len
+        paged = (sequences.block_tables[: len(query)], sequences.decode_lens[: len(query)])
+        if prefix is None or sliding_window is not None:
+            paged_attention_decode(query, keys, values, *paged, scale=scale, max_seq_len=longest, sliding_window=sliding_window, out=out)
+        else:
+            paged_attention_decode_shared(
+                query,
+                keys,
+                values,
+                prefix.table,
+                prefix.lens,
+                *paged,
+                scale=scale,
+                max_prefix_len=prefix.max_len,
+                max_seq_len=longest,
+                out=out,
+            )
 
     def _prefill(
         self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float, sliding_window: int | None

@@ -73,7 +73,7 @@ def test_every_tile_of_queries_gives_the_same(config: tuple[int, int, int, int])
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(8, 8, 64), (28, 4, 128)])
-@pytest.mark.parametrize(("num_queries", "num_cached"), [(300, 0), (1000, 1), (513, 2049)])
+@pytest.mark.parametrize(("num_queries", "num_cached"), [(300, 0), (1000, 1), (513, 2049), (1024, 15360), (4096, 1008)])
 def test_a_gathered_run_by_cudnn(dtype, num_heads, num_kv_heads, head_dim, num_queries, num_cached) -> None:
     common = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "dtype": dtype}
     problem = Problem(Sizes(query_lens=(num_queries,), seq_lens=(num_queries + num_cached,), **common), "cuda", seed=12)
@@ -151,7 +151,26 @@ def test_a_shared_prefix(num_sequences: int, num_blocks: int, num_heads: int, nu
     generator = torch.Generator().manual_seed(14)
     lens = (torch.randint(1, 200, (num_sequences,), generator=generator) + 128 * 16).tolist()
     problem = decode_problem(*lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128, dtype=torch.bfloat16, seed=15)
-    problem.assert_close(problem.decode_shared(num_blocks))
+    for alone in ((), (1,), (0, 2)):
+        problem.assert_close(problem.decode_shared(problem.share(num_blocks, alone)))
+
+
+def test_a_graph_serves_every_prefix() -> None:
+    problem = decode_problem(*range(700, 780), 0, 0, num_heads=28, num_kv_heads=4, head_dim=128, dtype=torch.bfloat16, seed=16)
+    table, lens = torch.zeros_like(problem.block_tables[0]), torch.zeros_like(problem.seq_lens)
+    out = torch.empty_like(problem.query)
+    problem.decode_shared((table, lens), out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        problem.decode_shared((table, lens), out=out)
+    for num_blocks, alone in ((43, ()), (0, ()), (1, (0, 79)), (30, tuple(range(0, 80, 2)))):
+        prefix = problem.share(num_blocks, alone)
+        table.copy_(prefix[0])
+        lens.copy_(prefix[1])
+        out.fill_(float("nan"))
+        graph.replay()
+        problem.assert_close(out)
+        assert torch.equal(out, problem.decode_shared(prefix)), "a graph and a plain call run the same kernels"
 
 
 def test_random_mixed_batches() -> None:

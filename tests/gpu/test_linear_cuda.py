@@ -1,33 +1,26 @@
 # ruff: noqa: E402
-"""Skinny products on a GPU, plain and 4 bit: every path against plain torch, in graphs, and one after another."""
+"""Skinny products on a GPU: every path against plain torch, in graphs, and one after another."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from support.linear_problems import assert_product, poisoned, random_packed, random_rows
+from support.linear_problems import assert_product, poisoned, random_rows
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
-from pagedcore_kernels.packed_w4 import pack_w4
 from pagedcore_kernels.reference import linear as reference
-from pagedcore_kernels.reference import w4a16_linear as reference_w4
 from pagedcore_kernels.triton_ops import linear_settings
-from pagedcore_kernels.triton_ops.dequantize_w4 import dequantize_w4
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, RowConfig
 from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, row_linear, silu_mul_row_linear
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, split_k_workspace
-from pagedcore_kernels.triton_ops.w4_settings import W4Config
-from pagedcore_kernels.triton_ops.w4a16_linear import w4a16_linear
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
-HALF_TYPES = TYPES[1:]
 ROW_CONFIGS = [RowConfig(4, 1024), RowConfig(8, 512), RowConfig(4, 256, splits=3), RowConfig(2, 4096, 8)]
 DOT_CONFIGS = [DotConfig(64, 64), DotConfig(32, 64, splits=4), DotConfig(64, 32, 4, 2, 8, 0)]
-W4_CONFIGS = [W4Config(64, 2), W4Config(128, 4, splits=3), W4Config(64, 4, 2, 8, prefetched_blocks=0)]
 
 
 @pytest.fixture(autouse=True)
@@ -131,31 +124,25 @@ def capture(call) -> torch.cuda.CUDAGraph:
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
-@pytest.mark.parametrize("bits", [4, 16])
-def test_a_chain_in_a_graph_equals_the_products_one_by_one(num_rows: int, bits: int) -> None:
+def test_a_chain_in_a_graph_equals_the_products_one_by_one(num_rows: int) -> None:
     """Each product may start while the one before it ends; it reads that one's result, and shares its workspace."""
     size, length = 1024, 12
     x = torch.randn(num_rows, size, device="cuda").bfloat16()
-    if bits == 4:
-        weights = [random_packed(size, size, 128, uniform=False, device="cuda") for _ in range(length)]
-        configs = [W4Config(64, 2, splits=4), W4Config(64, 4)]
-    else:
-        weights = [(torch.randn(size, size, device="cuda") / size**0.5).bfloat16() for _ in range(length)]
-        configs = [RowConfig(2, 256, splits=2) if num_rows == 1 else DotConfig(64, 64, splits=4), DotConfig(32, 64)]
-    multiply = w4a16_linear if bits == 4 else skinny_linear
+    weights = [(torch.randn(size, size, device="cuda") / size**0.5).bfloat16() for _ in range(length)]
+    configs = [RowConfig(2, 256, splits=2) if num_rows == 1 else DotConfig(64, 64, splits=4), DotConfig(32, 64)]
     results = [torch.empty_like(x) for _ in range(length)]
 
     def chain() -> None:
         row = x
         for index, (weight, out) in enumerate(zip(weights, results, strict=True)):
-            row = multiply(row, weight, config=configs[index % 2], out=out)
+            row = skinny_linear(row, weight, config=configs[index % 2], out=out)
 
     graph = capture(chain)
     for _ in range(20):
         x.normal_()
         expected, row = [], x
         for index, weight in enumerate(weights):
-            row = multiply(row, weight, config=configs[index % 2])
+            row = skinny_linear(row, weight, config=configs[index % 2])
             torch.cuda.synchronize()
             expected.append(row)
         for out in results:
@@ -169,82 +156,3 @@ def test_a_workspace_is_not_made_during_capture() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="before a graph is captured"), torch.cuda.graph(graph):
         SplitKWorkspace.allocate(torch.device("cuda", 0))
-
-
-# --- 4 bit ------------------------------------------------------------------------------------------------------------
-
-
-def check_w4(num_rows: int, shape: tuple[int, int, int], dtype: torch.dtype, *, uniform: bool, config: W4Config | None = None) -> None:
-    packed = random_packed(*shape, uniform=uniform, device="cuda")
-    x = random_rows(num_rows, shape[1], dtype, "cuda")
-    bias = torch.randn(shape[0], device="cuda").to(dtype)
-    workspace = poisoned_workspace() if config else split_k_workspace(x.device)
-    out = poisoned(num_rows, shape[0], dtype=dtype, device="cuda")
-    w4a16_linear(x, packed, bias, config=config, workspace=workspace, out=out)
-    assert_product(out, x.double() @ reference_w4.dequantize_w4(packed, torch.float32).double().t() + bias.double())
-    assert not workspace.counters.any()
-
-
-@pytest.mark.parametrize(("dtype", "uniform"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
-@pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 16, 17, 32, 33, 64])
-def test_4_bit_rows(num_rows: int, uniform: bool, dtype: torch.dtype) -> None:
-    check_w4(num_rows, (1000, 1024, 128), dtype, uniform=uniform)
-
-
-W4_SHAPES = [(200, 1024, 32), (200, 1024, 64), (200, 768, 96), (200, 1024, 256), (200, 1024, -1), (77, 301, -1), (65, 160, 32)]
-
-
-@pytest.mark.parametrize("shape", W4_SHAPES)
-def test_4_bit_groups(shape: tuple[int, int, int]) -> None:
-    for num_rows in (1, 20):
-        check_w4(num_rows, shape, torch.bfloat16, uniform=False)
-
-
-@pytest.mark.parametrize("config", W4_CONFIGS)
-@pytest.mark.parametrize("num_rows", [1, 20])
-def test_4_bit_configurations(num_rows: int, config: W4Config) -> None:
-    check_w4(num_rows, (300, 2048, 128), torch.bfloat16, uniform=False, config=config)
-
-
-@pytest.mark.parametrize("shape", [(4096, 4096, 128), (4096, 11008, 128), (22016, 4096, 128)])
-def test_4_bit_shapes_of_a_7b_model(shape: tuple[int, int, int]) -> None:
-    for num_rows in (1, 16, 64):
-        check_w4(num_rows, shape, torch.bfloat16, uniform=True)
-
-
-@pytest.mark.parametrize("num_rows", [65, 128, 300])
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-def test_4_bit_many_rows(num_rows: int, dtype: torch.dtype) -> None:
-    check_w4(num_rows, (300, 1024, 128), dtype, uniform=False)
-
-
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("num_rows", [1, 32])
-def test_4_bit_products_of_small_integers_are_exact(num_rows: int, dtype: torch.dtype) -> None:
-    """Codes pass the tensor cores as subnormal numbers or beside a large offset: nothing of them may be lost."""
-    codes = torch.randint(0, 16, (128, 1024), dtype=torch.uint8, device="cuda")
-    zeros = torch.randint(0, 17, (128, 8), dtype=torch.uint8, device="cuda")
-    packed = pack_w4(codes, torch.ones(128, 8, device="cuda"), zeros)
-    x = torch.zeros(num_rows, 1024, dtype=dtype, device="cuda")
-    for row in x:
-        row[torch.randperm(1024, device="cuda")[:8]] = torch.randint(-1, 2, (8,), device="cuda").to(dtype)
-    expected = x.double() @ (codes.double() - zeros.double().repeat_interleave(128, 1)).t()
-    assert torch.equal(w4a16_linear(x, packed).double(), expected)
-
-
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 1e3])
-def test_4_bit_rows_of_any_magnitude(magnitude: float, dtype: torch.dtype) -> None:
-    packed = random_packed(256, 1024, 128, uniform=False, device="cuda")
-    x = (torch.randn(4, 1024, device="cuda") * magnitude).to(dtype)
-    assert_product(w4a16_linear(x, packed), x.double() @ reference_w4.dequantize_w4(packed, torch.float32).double().t())
-
-
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-@pytest.mark.parametrize("shape", [(300, 1024, 128), (77, 301, -1), (65, 160, 32)])
-@pytest.mark.parametrize("uniform", [False, True])
-def test_4_bit_weights_expand_to_the_very_bits_of_the_reference(shape: tuple[int, int, int], dtype: torch.dtype, uniform: bool) -> None:
-    packed = random_packed(*shape, uniform=uniform, device="cuda")
-    out = poisoned(*shape[:2], dtype=dtype, device="cuda")
-    dequantize_w4(packed, dtype, out=out)
-    assert torch.equal(out, reference_w4.dequantize_w4(packed, dtype))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
 
 from pagedcore_kernels.triton_ops.attention_common import Card, ScoreScale
+from pagedcore_kernels.triton_ops.attention_prefill_cudnn import RunInPieces
 from pagedcore_kernels.triton_ops.attention_settings import (
     DecodeConfig,
     DecodeShape,
@@ -24,6 +25,7 @@ from support.attention_problems import Problem, Sizes
 from support.triton_compile import CAPABILITIES, Compiled, compile_op
 from support.triton_interpreter import run_interpreted
 
+FLOAT8 = torch.float8_e4m3fn
 H200 = Card(90, 132)
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
@@ -74,16 +76,18 @@ def check_prefill_compiles(capability: int, *, query_len: int, num_heads: int, h
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_shared_prefixes_compile_within_the_shared_memory_of_each_card(capability: int) -> None:
-    problem = small_problem(7, 1, 128, torch.bfloat16)
-    compiled = compile_op(lambda: problem.decode_shared(1), capability)
+@pytest.mark.parametrize("num_sequences", [2, 40])
+def test_shared_prefixes_compile_within_the_shared_memory_of_each_card(capability: int, num_sequences: int) -> None:
+    ones, lens = (1,) * num_sequences, (40,) * num_sequences
+    problem = Problem(Sizes(query_lens=ones, seq_lens=lens, num_heads=7, head_dim=128, dtype=torch.bfloat16))
+    compiled = compile_op(lambda: problem.decode_shared(problem.share(1)), capability)
     assert [kernel.name for kernel in compiled] == ["_attend_prefix", "_attend_split", "_merge_parts"]
     assert_fits(compiled, capability)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_merge_of_gathered_runs_compiles(capability: int) -> None:
-    problem = Problem(Sizes(query_lens=(20,), seq_lens=(30,), head_dim=128, dtype=torch.bfloat16))
+    problem = Problem(Sizes(query_lens=(20,), seq_lens=(2070,), head_dim=128, dtype=torch.bfloat16))
     assert_fits(compile_op(problem.prefill_cudnn, capability), capability)
 
 
@@ -96,19 +100,47 @@ def test_other_dtypes_windows_and_caps_compile(dtype: torch.dtype) -> None:
     assert_fits(compile_op(lambda: problem.decode(max_seq_len=4096), 86), 86)
 
 
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_caches_of_eight_bits_compile_for_each_card(capability: int) -> None:
+    problem = small_problem(7, 1, 128, torch.bfloat16, cache_dtype=FLOAT8)
+    check_float8_reading(compile_op(lambda: problem.decode(max_seq_len=4096), capability)[:1], capability)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [89, 90])
-def test_caches_of_eight_bits_compile(capability: int) -> None:
-    problem = small_problem(7, 1, 128, torch.bfloat16)
-    problem.cache = problem.clean.to(torch.float8_e4m3fn)
-    assert_fits(compile_op(lambda: problem.decode(max_seq_len=4096, key_scale=0.5), capability), capability)
-    assert_fits(compile_op(lambda: problem.prefill(key_scale=0.5), capability), capability)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("num_heads", "head_dim", "dtype"), [(7, 128, torch.bfloat16), (2, 256, torch.bfloat16), (3, 80, torch.float16)])
+def test_caches_of_eight_bits_compile_in_other_shapes(capability: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    check_float8_compiles(capability, num_heads, head_dim, dtype)
+
+
+def check_float8_compiles(capability: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    problem = small_problem(num_heads, 1, head_dim, dtype, cache_dtype=FLOAT8)
+    long = Problem(Sizes(query_lens=(200,), seq_lens=(300,), num_heads=num_heads, head_dim=head_dim, dtype=dtype, cache_dtype=FLOAT8))
+    compiled = [
+        *compile_op(lambda: problem.decode(max_seq_len=32768), capability),
+        *compile_op(problem.prefill, capability),
+        *compile_op(long.prefill, capability),
+        *compile_op(lambda: problem.decode_shared(problem.share(1)), capability),
+    ]
+    readers = [kernel for kernel in compiled if kernel.name != "_merge_parts"]
+    assert len(readers) == 5
+    # Decoding bytes of the widest heads takes more registers than there are; slow, and only on cards before sm_89.
+    check_float8_reading(readers, capability, max_stack_bytes=600 if head_dim > 128 and capability < 89 else 96)
+
+
+def check_float8_reading(compiled: list[Compiled], capability: int, max_stack_bytes: int = 96) -> None:
+    """Cards without the type get bytes and decode them; values go through shared memory in 16 bits, never byte by byte."""
+    assert_fits(compiled, capability, max_stack_bytes)
+    for kernel in compiled:
+        assert ("cvt.rn.f16x2.e4m3x2" in kernel.ptx) == (capability >= 89)
+        assert "ld.shared.b8" not in kernel.ptx
+        assert "ld.shared.u8" not in kernel.ptx
 
 
 def test_only_cards_that_have_it_are_asked_for_dependent_launch() -> None:
     problem = small_problem(7, 1, 64, torch.float16)
     for capability, has_it in ((80, False), (90, True)):
-        for call in (lambda: problem.decode(max_seq_len=4096), problem.prefill):
+        for call in (lambda: problem.decode(max_seq_len=4096), problem.prefill, lambda: problem.decode_shared(problem.share(1))):
             compiled = compile_op(call, capability)
             assert all(("griddepcontrol.wait" in kernel.ptx) == has_it for kernel in compiled)
             assert all(("griddepcontrol.launch_dependents" in kernel.ptx) == has_it for kernel in compiled)
@@ -125,10 +157,10 @@ def small_problem(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch
     return Problem(Sizes(query_lens=(1, 1), seq_lens=(40, 20), **sizes))
 
 
-def assert_fits(compiled: list[Compiled], capability: int) -> None:
+def assert_fits(compiled: list[Compiled], capability: int, max_stack_bytes: int = 64) -> None:
     for kernel in compiled:
         assert kernel.shared_bytes <= SHARED_BYTES[capability], kernel.name
-        assert kernel.stack_bytes <= 64, f"{kernel.name} spills into {kernel.stack_bytes} bytes a thread"
+        assert kernel.stack_bytes <= max_stack_bytes, f"{kernel.name} spills into {kernel.stack_bytes} bytes a thread"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +226,18 @@ def test_there_is_a_program_for_every_tile_of_queries(query_lens: tuple[int, ...
     assert all(start + count <= following for (start, count), (following, _) in pairwise(starts))
     assert num_query_tiles(sum(query_lens), len(query_lens), max(query_lens), tile) >= last_tile
     assert num_query_tiles(4096, len(query_lens), max(query_lens), tile) >= last_tile, "with padding tokens"
+
+
+def test_cudnn_meets_few_lengths_and_every_key_once() -> None:
+    lengths = set()
+    for num_queries, num_cached in product((4096, 4097, 5000, 7936, 8192), (0, 1, 1023, 1024, 7936, 8192, 24_576, 31_337)):
+        run = RunInPieces.of(num_queries, num_cached)
+        assert [begin for begin, _ in run.pieces] + [num_cached - run.front] == [0] + [end for _, end in run.pieces], "without a gap"
+        assert run.front < 1024
+        assert 0 <= run.width - run.front - num_queries < 1024
+        lengths |= {(run.width, end - begin) for begin, end in run.pieces} | {(run.width, run.width)}
+    assert {width for width, _ in lengths} <= {4096, 5120, 6144, 7168, 8192, 9216}
+    assert {length for width, length in lengths if length != width} <= {8192, 4096, 2048, 1024}
 
 
 def test_a_soft_cap_folds_into_two_constants() -> None:

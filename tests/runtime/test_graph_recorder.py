@@ -40,15 +40,17 @@ class FakeCuda:
     def stream(self, stream: FakeCuda) -> Iterator[None]:
         assert stream is self
         self.stream_name = "side"
-        yield
-        self.stream_name = "current"
-
-    @contextmanager
-    def graph(self, graph: str, *, pool: str, stream: FakeCuda, capture_error_mode: str) -> Iterator[None]:
-        assert (graph, pool) == ("graph", "pool")
-        self.note(f"record {capture_error_mode}")
-        with self.stream(stream):
+        try:
             yield
+        finally:
+            self.stream_name = "current"
+
+    def capture_begin(self, *, pool: str, capture_error_mode: str) -> None:
+        assert (pool, self.stream_name) == ("pool", "side")
+        self.note(f"record {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.note("recorded")
 
 
 @pytest.fixture
@@ -57,19 +59,18 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: fake)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "graph")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: fake)
     monkeypatch.setattr(torch.cuda, "stream", fake.stream)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: fake.synchronize())
     monkeypatch.setattr(torch.cuda, "empty_cache", fake.empty_cache)
-    monkeypatch.setattr(torch.cuda, "graph", fake.graph)
     recording_stream.cache_clear()
     yield fake
     recording_stream.cache_clear()
 
 
 def test_the_side_stream_waits_for_earlier_work_and_other_engines_wait_for_it(cuda: FakeCuda) -> None:
-    assert GraphRecorder(DEVICE).record(cuda.step) == ("graph", 6)
+    assert GraphRecorder(DEVICE).record(cuda.step) == (cuda, 6)
     assert cuda.calls == [
         "step on the current stream, beside others",
         "wait for the current stream, alone",
@@ -77,19 +78,40 @@ def test_the_side_stream_waits_for_earlier_work_and_other_engines_wait_for_it(cu
         "synchronize, alone",
         "record thread_local, alone",
         "step on the side stream, alone",
+        "recorded, alone",
     ]
     assert not device_lock(DEVICE).locked()
+
+
+def test_the_side_stream_is_tried_once_a_recorder(cuda: FakeCuda) -> None:
+    recorder = GraphRecorder(DEVICE)
+    recorder.record(cuda.step)
+    first = cuda.calls[:]
+    recorder.record(cuda.step)
+    assert cuda.calls[len(first) :] == [call for index, call in enumerate(first) if index != 2]
 
 
 def test_a_step_that_fails_leaves_the_device_to_others(cuda: FakeCuda) -> None:
     def fail_on_the_side() -> None:
         if cuda.stream_name == "side":
-            cuda.stream_name = "current"
             raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
         GraphRecorder(DEVICE).record(fail_on_the_side)
-    assert GraphRecorder(DEVICE).record(cuda.step)[0] == "graph"
+    assert GraphRecorder(DEVICE).record(cuda.step)[0] is cuda
+    assert not device_lock(DEVICE).locked()
+
+
+def test_a_recording_that_fails_is_ended(cuda: FakeCuda) -> None:
+    runs = iter([None, None])
+
+    def fail_while_recording() -> None:
+        if next(runs, "third") == "third":
+            raise RuntimeError("not permitted")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        GraphRecorder(DEVICE).record(fail_while_recording)
+    assert cuda.calls[-1] == "recorded, alone"
 
 
 def test_memory_is_given_back_unless_a_graph_is_recorded(cuda: FakeCuda) -> None:
@@ -100,6 +122,7 @@ def test_memory_is_given_back_unless_a_graph_is_recorded(cuda: FakeCuda) -> None
         "wait for the current stream, alone",
         "synchronize, alone",
         "record thread_local, alone",
+        "recorded, alone",
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 from pagedcore.core.step import StepPlan
 from pagedcore.runtime.decode_graphs import DecodeGraphs, graph_sizes
 from pagedcore.runtime.inputs import PassInputs
-from pagedcore.runtime.prefill_graphs import PassShape, PrefillGraphs, prefill_graph_shapes
+from pagedcore.runtime.prefill_graphs import PassShape, PrefillGraphs, max_graph_tokens, prefill_graph_shapes
 from pagedcore.runtime.rows import RowBuffers
 
 CPU = torch.device("cpu")
@@ -31,9 +31,22 @@ def test_beyond_the_measured_sizes_decode_graphs_come_in_equal_steps() -> None:
 
 def test_prefill_graphs_keep_to_the_limits_of_the_engine() -> None:
     few = [PassShape(64, 8), PassShape(128, 8), PassShape(256, 8), PassShape(512, 8)]
-    assert prefill_graph_shapes(256, 8192) == [*few, PassShape(512, 256)]
-    assert prefill_graph_shapes(600, 8192)[-1] == PassShape(664, 600)
+    assert prefill_graph_shapes(256, 512) == [*few, PassShape(512, 256)]
+    assert prefill_graph_shapes(256, 1700)[4:] == [PassShape(tokens, 256) for tokens in (512, 1024, 1536, 1700)]
+    assert prefill_graph_shapes(256, 8192)[-2:] == [PassShape(6144, 256), PassShape(8192, 256)]
+    assert [shape for shape in prefill_graph_shapes(600, 2048) if shape.num_sequences > 8] == [
+        PassShape(tokens, 600) for tokens in (664, 1024, 1536, 2048)
+    ]
+    assert prefill_graph_shapes(1030, 1536)[4:] == [PassShape(1094, 1030), PassShape(1536, 1030)]
     assert prefill_graph_shapes(4, 200) == [PassShape(64, 4), PassShape(128, 4)]
+
+
+def test_only_passes_that_take_longer_to_launch_than_to_compute_are_graphs() -> None:
+    assert max_graph_tokens(440_000_000, 8192) == 8192
+    assert max_graph_tokens(1_500_000_000, 8192) == 3328
+    assert max_graph_tokens(6_500_000_000, 8192) == 768
+    assert max_graph_tokens(6_500_000_000, 512) == 512
+    assert max_graph_tokens(70_000_000_000, 8192) == 64
 
 
 @pytest.mark.parametrize(
@@ -90,5 +103,5 @@ def test_the_smallest_prefill_graph_that_fits_is_taken(
     query_lens: list[int], seq_lens: list[int], num_logits: int, expected: PassShape | None
 ) -> None:
     cache = SimpleNamespace(block_size=8)
-    graphs = PrefillGraphs(SimpleNamespace(), cache, shapes=prefill_graph_shapes(256, 8192), max_blocks=4, device=CPU)  # type: ignore[arg-type]
+    graphs = PrefillGraphs(SimpleNamespace(), cache, shapes=prefill_graph_shapes(256, 512), max_blocks=4, device=CPU)  # type: ignore[arg-type]
     assert graphs.shape_for(pass_inputs(query_lens, seq_lens, num_logits)) == expected

@@ -18,7 +18,7 @@ from pagedcore.runtime.memory import (
     plan_memory,
     resolve_max_model_len,
 )
-from pagedcore.runtime.probe import device_memory, profiling_plan
+from pagedcore.runtime.probe import device_memory, profiling_plan, warming_plans
 
 GIB = 2**30
 
@@ -112,3 +112,21 @@ def test_the_profiling_step_is_full_and_within_limits(max_num_seqs: int, max_num
     assert len(plan.rows) == num_rows
     assert sum(plan.num_tokens) == plan.total_num_tokens == min(max_num_batched_tokens, num_rows * max_model_len)
     assert all(start >= 0 and start + count <= max_model_len for start, count in zip(plan.start_positions, plan.num_tokens, strict=True))
+
+
+@pytest.mark.parametrize("limits", [(256, 8192, 40960), (1, 512, 512), (4, 20, 64), (300, 300, 2048)])
+def test_warming_steps_keep_to_the_limits_of_the_engine_and_leave_no_row(limits: tuple[int, int, int]) -> None:
+    max_num_seqs, max_num_batched_tokens, max_model_len = limits
+    plans = list(
+        warming_plans(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, vocab_size=100)
+    )
+    steps, leaving = plans[::2], plans[1::2]
+    for step, after in zip(steps, leaving, strict=True):
+        assert list(after.released_rows) == [admitted.row for admitted in step.admitted] == list(step.rows)
+        assert step.total_num_tokens == sum(step.num_tokens) <= max_num_batched_tokens
+        assert 1 <= len(step.rows) <= max_num_seqs
+        ends = [start + count for start, count in zip(step.start_positions, step.num_tokens, strict=True)]
+        assert min(step.start_positions) >= 0
+        assert max(ends) <= max_model_len
+    if max_num_seqs > 64:
+        assert {max(map(sum, zip(step.start_positions, step.num_tokens, strict=True))) for step in steps} >= {256, 1024}

@@ -34,6 +34,10 @@ def test_submit_ahead_equals_step_by_step() -> None:
     runner_checks.check_submit_ahead_equals_step_by_step("cpu")
 
 
+def test_rows_that_share_a_prefix_equal_alone() -> None:
+    runner_checks.check_rows_that_share_a_prefix_equal_alone("cpu")
+
+
 def test_passes_of_one_step_keep_their_logits() -> None:
     runner_checks.check_passes_keep_their_logits("cpu")
 

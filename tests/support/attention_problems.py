@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagedcore_kernels import paged_attention
+from pagedcore_kernels import indexable, paged_attention, to_cache
 from pagedcore_kernels.triton_ops.attention_decode import paged_attention_decode
 from pagedcore_kernels.triton_ops.attention_prefill import paged_attention_prefill
 from pagedcore_kernels.triton_ops.attention_prefill_cudnn import paged_attention_prefill_cudnn
@@ -30,6 +30,7 @@ class Sizes:
     sliding_window: int | None = None
     soft_cap: float | None = None
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
 
     @property
     def scale(self) -> float:
@@ -49,7 +50,7 @@ class Problem:
         self.query_start_loc = torch.tensor([0, *sizes.query_lens], device=device).cumsum(0).int()
         self.query = _normal((sum(sizes.query_lens), sizes.num_heads, sizes.head_dim), sizes.dtype, generator)
         shape = (num_blocks, sizes.block_size, 2 * sizes.num_kv_heads, sizes.head_dim)
-        self.clean = _normal(shape, sizes.dtype, generator)
+        self.clean = to_cache(_normal(shape, sizes.dtype, generator), sizes.cache_dtype or sizes.dtype)
         self.cache = torch.full_like(self.clean, float("nan"))
         for row, (query_len, seq_len) in enumerate(zip(sizes.query_lens, sizes.seq_lens, strict=True)):
             first = 0 if sizes.sliding_window is None else max(0, seq_len - query_len - sizes.sliding_window + 1)
@@ -58,7 +59,7 @@ class Problem:
     def _reveal(self, row: int, positions: Tensor) -> None:
         blocks = self.block_tables[row].long()[positions // self.sizes.block_size]
         slots = positions % self.sizes.block_size
-        self.cache[blocks, slots] = self.clean[blocks, slots]
+        indexable(self.cache)[blocks, slots] = indexable(self.clean)[blocks, slots]
 
     def keys(self, cache: Tensor) -> Tensor:
         return cache[:, :, : self.sizes.num_kv_heads]
@@ -128,21 +129,31 @@ class Problem:
             paged_attention_prefill(self.query, *caches, tables, seq_lens, locations, max_query_len=most, out=out, **options)
         return out
 
-    def decode_shared(self, num_blocks: int, config: PrefixConfig | None = None, **options: object) -> Tensor:
-        """All sequences begin with the first blocks of the first one, from now on."""
-        self.block_tables[:, :num_blocks] = self.block_tables[0, :num_blocks].clone()
-        prefix_len = num_blocks * self.sizes.block_size
+    def share(self, num_blocks: int, alone: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """From now on all sequences but those `alone` and of length 0 begin with the first blocks of the first one that does.
+
+        Their table, which names no block behind them, and how many keys of it each sequence begins with.
+        """
+        shares = self.seq_lens > 0
+        shares[list(alone)] = False
+        prefix_table = self.block_tables[0].clone()
+        if bool(shares.any()):
+            prefix_table = self.block_tables[shares][0].clone()
+            self.block_tables[shares, :num_blocks] = prefix_table[:num_blocks]
+        prefix_table[num_blocks:] = 2**31 - 1
+        return prefix_table, shares.int() * num_blocks * self.sizes.block_size
+
+    def decode_shared(self, prefix: tuple[Tensor, Tensor], config: PrefixConfig | None = None, **options: object) -> Tensor:
         return paged_attention_decode_shared(
             self.query,
             self.keys(self.cache),
             self.values(self.cache),
-            self.block_tables[0],
-            torch.tensor([prefix_len], dtype=torch.int32, device=self.query.device),
-            self.block_tables[:, num_blocks:],
-            (self.seq_lens - prefix_len).clamp(min=0),
+            *prefix,
+            self.block_tables,
+            self.seq_lens,
             scale=self.sizes.scale,
             soft_cap=self.sizes.soft_cap,
-            max_prefix_len=prefix_len + 100,
+            max_prefix_len=2100,
             max_seq_len=max(self.sizes.seq_lens),
             config=config,
             **{"out": torch.full_like(self.query, float("nan")), **options},

@@ -89,6 +89,7 @@ class FakeText:
         self.encode_started = threading.Event()
         self.gated_chars = 1000
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+        self.template = "{{ messages }}"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if self.encode_gate is not None and len(text) > self.gated_chars:
@@ -106,6 +107,9 @@ class FakeText:
             raise InvalidRequestError("The chat template refused the messages.", param="messages")
         turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return turns + ("<assistant>" if template_kwargs.get("add_generation_prompt", True) else "")
+
+    def chat_template(self, *, with_tools: bool) -> str | None:
+        return self.template
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
@@ -133,6 +137,9 @@ class FakeClient:
         self.scripts = list(scripts) or [Script()]
         self.seen: list[SeenRequest] = []
         self.aborted: list[str] = []
+        self.answers: dict[str, list[dict[str, Any]] | PagedCoreError] = {}
+        """Question of an operator -> what each engine answers, or the error; nothing where it is not named."""
+        self.asked: list[tuple[str, dict[str, Any]]] = []
         self.ready = True
         self.alive = True
         self._open: dict[str, asyncio.Event] = {}
@@ -177,8 +184,15 @@ class FakeClient:
     async def is_alive(self) -> bool:
         return self.alive
 
-    async def metrics_text(self) -> tuple[bytes, str]:
+    async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         return b"pagedcore_fake 1.0\n", "text/plain; version=0.0.4; charset=utf-8"
+
+    async def inspect(self, question: str, **arguments: Any) -> list[dict[str, Any]]:
+        self.asked.append((question, arguments))
+        answer = self.answers.get(question, [{}])
+        if isinstance(answer, PagedCoreError):
+            raise answer
+        return answer
 
     # ---- for tests
 

@@ -10,13 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from pagedcore.advice.advisor import Advisor
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.client import ModelInfo
 from pagedcore.config import EngineConfig
+from pagedcore.core.block_pool import BlockPool
 from pagedcore.errors import EngineClosedError
 from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate
+from pagedcore.observe.recorder import Recorder, RecorderInfo
 from pagedcore.outputs import CacheReport
 from pagedcore.text.tokenizer import Tokenizer, load_tokenizer
+from pagedcore.tracing.tracer import Tracer
+from support.core_builders import make_limits
 
 ANSWER = "The capital of France is Paris. "
 CHAT_TEMPLATE = (
@@ -61,9 +68,14 @@ class FakeLoop:
     aborted: list[str] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
     is_closed: bool = False
+    grammars: None = None
 
     def __post_init__(self) -> None:
-        self.plan = SimpleNamespace(config=self.config)
+        self.plan = SimpleNamespace(config=self.config, model_name="fake", device="fake", block_size=16, num_blocks=16)
+        self.recorder = Recorder(RecorderInfo(model_name="fake", engine=self.config.metrics_instance), registry=CollectorRegistry())
+        self.tracer = Tracer(self.recorder)
+        self.advisor = Advisor(self.recorder, make_limits())
+        self.pool = BlockPool(16, lambda _: None)
         self.info = ModelInfo(model_names=("fake", "also-fake"), max_model_len=100_000, created_s=1, vocab_size=256)
         self._answer = self.text.encode(ANSWER)
         self._running: dict[str, _Running] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagedcore_kernels.packed_w4 import PackedW4, pack_w4
+from pagedcore_kernels.packed_weights import PackedWeights, pack_weights
 
 RELATIVE_ERROR = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 
@@ -36,15 +36,19 @@ def random_rows(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu"
     return wide[:, :columns]
 
 
-def random_codes(out_features: int, in_features: int, groups: int, *, uniform: bool, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """codes, scales that are float16 numbers, and zero points from 0 to 16."""
-    codes = torch.randint(0, 16, (out_features, in_features), dtype=torch.uint8, device=device)
+def random_codes(
+    out_features: int, in_features: int, groups: int, *, uniform: bool, bits: int = 4, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """codes, scales that are float16 numbers, and zero points from 0 to 2^bits, or 255."""
+    codes = torch.randint(0, 1 << bits, (out_features, in_features), dtype=torch.uint8, device=device)
     scales = (torch.rand(out_features, groups, device=device) * 0.02 + 0.001).half().float()
-    zeros = torch.randint(0, 17, (out_features, groups), dtype=torch.uint8, device=device)
-    return codes, scales, torch.full_like(zeros, 8) if uniform else zeros
+    zeros = torch.randint(0, min((1 << bits) + 1, 256), (out_features, groups), dtype=torch.uint8, device=device)
+    return codes, scales, torch.full_like(zeros, 1 << (bits - 1)) if uniform else zeros
 
 
-def random_packed(out_features: int, in_features: int, group_size: int, *, uniform: bool, device: str = "cpu") -> PackedW4:
+def random_packed(
+    out_features: int, in_features: int, group_size: int, *, uniform: bool, bits: int = 4, device: str = "cpu"
+) -> PackedWeights:
     """`group_size` -1 is one group."""
     groups = 1 if group_size == -1 else in_features // group_size
-    return pack_w4(*random_codes(out_features, in_features, groups, uniform=uniform, device=device))
+    return pack_weights(*random_codes(out_features, in_features, groups, uniform=uniform, bits=bits, device=device), bits=bits)

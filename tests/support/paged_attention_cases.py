@@ -10,7 +10,7 @@ from torch import Tensor
 from pagedcore.batch import KVLayout
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
-from pagedcore_kernels import compute_slot_mapping
+from pagedcore_kernels import compute_slot_mapping, indexable, to_cache
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -53,10 +53,14 @@ def make_case(
     num_kv_heads: int = 1,
     head_dim: int = 64,
     dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> PagedCase:
-    """Sequences over randomly permuted blocks; NaN in every block that no table names, junk in slots not written yet."""
+    """Sequences over randomly permuted blocks; NaN in every block that no table names, junk in slots not written yet.
+
+    All keys and values are such that `cache_dtype` holds them exactly.
+    """
     generator = torch.Generator().manual_seed(seed)
     device = torch.device(device)
     seq_lens = [query + context for query, context in zip(query_lens, context_lens, strict=True)]
@@ -66,7 +70,7 @@ def make_case(
         KVLayout(num_layers=2, num_kv_heads=num_kv_heads, head_dim=head_dim),
         num_blocks=num_blocks,
         block_size=block_size,
-        dtype=dtype,
+        dtype=cache_dtype or dtype,
         device=device,
     )
     cache.data[:, :num_blocks] = float("nan")
@@ -77,10 +81,11 @@ def make_case(
         blocks = order[first : first + count]
         first += count
         tables[index, :count] = blocks.int()
-        cache.data[:, blocks.to(device)] = 1e4
-        kv = torch.randn(seq_len, 2 * num_kv_heads, head_dim, generator=generator).to(device, dtype)
+        for block in blocks.tolist():
+            cache.data[:, block] = 400.0
+        kv = to_cache(torch.randn(seq_len, 2 * num_kv_heads, head_dim, generator=generator).to(device), cache.data.dtype).to(dtype)
         slots = _slots(tables, index, torch.arange(context_lens[index]), block_size).to(device)
-        cache.data[1].flatten(0, 1)[slots] = kv[: context_lens[index]]
+        indexable(cache.data[1]).flatten(0, 1)[slots] = indexable(to_cache(kv[: context_lens[index]], cache.data.dtype))
         keys.append(kv[:, :num_kv_heads])
         values.append(kv[:, num_kv_heads:])
     query_start_loc = [0, *torch.tensor(query_lens).cumsum(0).tolist()]

@@ -19,11 +19,14 @@ from pagedcore_kernels import gumbel_noise
 NEAR_TIE_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
 """In logprob: kernels for other batch shapes round otherwise, and may so turn a gap below this around."""
 
+FLOAT8_TIE_GAP = 0.5
+"""With keys and values of 8 bits: what rounds otherwise in its last bit may go to the next of few values, a 16th apart."""
+
 
 def near_tie_gap(plan: EnginePlan) -> float:
     """The limit for an engine's runs. Dummy weights have none: their logits lie so close that the rule would excuse anything."""
     assert plan.config.load_format != "dummy", "the near-tie rule says nothing about random weights"
-    return NEAR_TIE_GAPS[plan.dtype]
+    return FLOAT8_TIE_GAP if plan.kv_cache_dtype == "fp8_e4m3" else NEAR_TIE_GAPS[plan.dtype]
 
 
 @dataclass(frozen=True)

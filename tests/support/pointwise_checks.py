@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -122,6 +124,29 @@ def assert_cache_equal(actual: Tensor, expected: Tensor) -> None:
         return
     assert bool(expected.float().isfinite().all())
     torch.testing.assert_close(actual.float(), expected.float(), atol=2**-9, rtol=2**-3, msg="more than one step of an 8-bit float away")
+
+
+def check_float8_values(dtype: torch.dtype, device: str = "cpu") -> None:
+    """Every float8, the middles between two and their neighbours, what is beyond the range, infinities and NaN: bit for bit.
+
+    They are values: keys are zeros here, whose sign depends on how the rotation is rounded.
+    """
+    stored = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    stored = stored[stored.isfinite()].sort().values
+    middles = (stored[1:] + stored[:-1]) / 2
+    far = torch.tensor([464.0, 465.0, -500.0, 6e4, math.inf, -math.inf, math.nan, 1e-7, -0.0])
+    values = torch.cat((stored, middles, middles * (1 + 2**-10), middles * (1 - 2**-10), far)).to(device, dtype)
+    values = torch.nn.functional.pad(values, (0, -len(values) % 64)).view(-1, 1, 64)
+    num_tokens = len(values)
+    qkv = torch.cat((torch.zeros_like(values).expand(-1, 2, -1), values), dim=1)
+    positions = torch.arange(num_tokens, device=device)
+    caches = [torch.zeros(4, 16, 2, 64, device=device).to(torch.float8_e4m3fn) for _ in range(2)]
+    for op, cache in zip((rotary_kv, rotary_reference), caches, strict=True):
+        cos_sin = draw(num_tokens, 64, dtype=dtype, device=device)
+        op.rotate_and_write_kv(qkv, cos_sin, positions, positions, cache[:, :, :1], cache[:, :, 1:], num_heads=1)
+    actual, expected = (cache.view(torch.uint8)[:, :, 1:] for cache in caches)
+    assert len(expected.unique()) == 256 - 1, "all but one NaN"
+    assert torch.equal(actual, expected)
 
 
 def check_decode_inputs(*, num_rows: int, rows: list[int], max_blocks: int, block_size: int, device: str = "cpu") -> None:

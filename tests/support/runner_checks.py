@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from functools import partial
 
 from pagedcore.sampling_params import SamplingParams
-from support.runner_driver import GREEDY, Driver, generate_alone, make_runner, prompts
+from support.runner_driver import GREEDY, Driver, Sequence, generate_alone, make_runner, prompts
 from support.tiny_model import TinyModel
 
 MIXED = (
@@ -86,11 +87,50 @@ def check_poisoned_memory_never_leaks(device: str) -> None:
     model.poison(None)
     assert set(result.row_errors) == {0}
     assert "NaN" in result.row_errors[0]
-    runner._cache.data[:, torch.tensor(sick.blocks, device=device)] = float("nan")
+    for block in sick.blocks:
+        runner._cache.data[:, block] = float("nan")
     driver.release(sick)
     driver.free_blocks.sort(key=lambda block: block not in sick.blocks)
     second = driver.add(0, reference)
     assert driver.run([healthy, second], 10) == expected
+
+
+def check_rows_that_share_a_prefix_equal_alone(device: str) -> None:
+    """Rows join and leave, one shares nothing, the prefix shrinks and grows; all KV memory starts as NaN. Graphs read it once."""
+    model = TinyModel(device=device)
+    stem, *tails = prompts(48, 12, 17, 3, 30, 9, 2)
+    runner = make_runner(model)
+    runner._cache.data.fill_(float("nan"))
+    driver = Driver(runner)
+
+    def alone(sequence: Sequence) -> list[int]:
+        return generate_alone(model, sequence.tokens[: sequence.num_prompt_tokens], len(sequence.output))
+
+    def run(sequences: list[Sequence], num_tokens: int, num_shared: int) -> None:
+        """All have been prefilled, and most begin with the same `num_shared` tokens."""
+        for _ in range(num_tokens):
+            driver.step([(sequence, 1) for sequence in sequences])
+        assert [sequence.output for sequence in sequences] == [alone(sequence) for sequence in sequences]
+        if runner._graphs is not None:
+            assert runner._graphs._is_shared
+            assert max(runner._graphs._prefix.lens[: len(sequences)].tolist()) == num_shared
+
+    first = driver.add(0, stem + tails[0])
+    driver.step([(first, len(first.tokens))])
+    others = [driver.add_behind(first, 6, row, stem + tails[row]) for row in (1, 2)]
+    stranger = driver.add(3, tails[3])
+    driver.step([(sequence, len(sequence.tokens) - sequence.num_computed) for sequence in (*others, stranger)])
+    run([first, stranger, *others], 3, 48)
+    driver.release(others[0])
+    newcomer = driver.add_behind(first, 2, 1, stem[:16] + tails[4])
+    driver.step([(newcomer, len(newcomer.tokens) - newcomer.num_computed)])
+    run([newcomer, others[1], first], 2, 48)
+    run([newcomer, first], 2, 16)
+    for sequence in (newcomer, others[1], stranger):
+        driver.release(sequence)
+    grown = [driver.add_behind(first, 8, row, first.tokens[:64] + tails[row]) for row in (5, 1)]
+    driver.step([(sequence, len(sequence.tokens) - sequence.num_computed) for sequence in grown])
+    run([grown[0], first, grown[1]], 3, 64)
 
 
 def check_passes_keep_their_logits(device: str) -> None:
@@ -124,3 +164,15 @@ def _prompt_logprobs(model: TinyModel, prompt: list[int], chunk: int):
     driver.step([(sequence, min(chunk, len(prompt))), (bystander, 50)])
     driver.run([sequence], 3, chunk=chunk)
     return [entry for result in driver.results for entry in result.prompt_logprobs.get(2, [])]
+
+
+TOKEN_CHECKS: dict[str, Callable[[str], None]] = {
+    "together": check_together_equals_alone,
+    "chunks": partial(check_chunks_equal_whole, chunk=7),
+    "block size": partial(check_block_size_is_irrelevant, block_size=64),
+    "resume": check_resume_equals_uninterrupted,
+    "ahead": check_submit_ahead_equals_step_by_step,
+    "poison": check_poisoned_memory_never_leaks,
+    "shared prefix": check_rows_that_share_a_prefix_equal_alone,
+}
+"""Those that compare tokens, which hold where keys and values are rounded to few bits."""

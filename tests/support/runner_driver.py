@@ -16,7 +16,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 ATTENTION_BACKEND = "auto"
 CAPTURES_GRAPHS = False
-"""What `make_runner` makes; tests on a GPU set both."""
+KV_CACHE_DTYPE: torch.dtype | None = None
+"""What `make_runner` makes; tests of other back-ends and caches set them."""
 
 
 def make_runner(
@@ -31,6 +32,7 @@ def make_runner(
         max_model_len=max_model_len,
         dtype=model.embedding.dtype,
         device=model.embedding.device,
+        kv_cache_dtype=KV_CACHE_DTYPE,
         attention_backend=ATTENTION_BACKEND,
     )
     if CAPTURES_GRAPHS:
@@ -49,6 +51,8 @@ class Sequence:
     num_computed: int = 0
     extra: dict[str, object] = field(default_factory=dict)
     params: SamplingParams = GREEDY
+    num_borrowed: int = 0
+    """Blocks at the table's start that another sequence has computed and owns."""
 
     @property
     def output(self) -> list[int]:
@@ -83,9 +87,18 @@ class Driver:
         self._admitted.append(sequence.admitted())
         return sequence
 
+    def add_behind(self, first: Sequence, num_blocks: int, row: int, prompt: list[int]) -> Sequence:
+        """A sequence that begins with the computed blocks of another, as with a prefix cache."""
+        num_tokens = num_blocks * self.block_size
+        assert prompt[:num_tokens] == first.tokens[:num_tokens] and num_tokens <= first.num_computed
+        blocks = first.blocks[:num_blocks] + self._take_blocks(len(prompt) - num_tokens)
+        sequence = Sequence(row, list(prompt), len(prompt), blocks, num_computed=num_tokens, num_borrowed=num_blocks)
+        self._admitted.append(sequence.admitted())
+        return sequence
+
     def release(self, sequence: Sequence) -> None:
         self._released.append(sequence.row)
-        self.free_blocks.extend(sequence.blocks)
+        self.free_blocks.extend(sequence.blocks[sequence.num_borrowed :])
         sequence.blocks, sequence.num_computed = [], 0
 
     def resume(self, sequence: Sequence, row: int) -> None:

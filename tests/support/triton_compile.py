@@ -117,6 +117,16 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     return Compiled(launch.kernel.__name__, built.metadata.shared, registers, stack, built.asm["ptx"])
 
 
+def assembler_report(ptx: str, architecture: str = "sm_90a") -> str:
+    """What the assembler says of a kernel when it is asked to say all."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [tool, "--verbose", f"--gpu-name={architecture}", source, "--output-file", source.with_suffix(".cubin")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

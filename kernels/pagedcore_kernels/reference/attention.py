@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagedcore_kernels.reference.kv_cache import indexable
+
 
 def paged_attention(
     query: Tensor,
@@ -43,7 +45,7 @@ def paged_attention(
 def _gather(cache: Tensor, block_table: Tensor, seq_len: int) -> Tensor:
     block_size = cache.shape[1]
     blocks = block_table[: -(-seq_len // block_size)].long()
-    return cache[blocks].flatten(0, 1)[:seq_len]
+    return indexable(cache)[blocks].view(cache.dtype).flatten(0, 1)[:seq_len]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None, soft_cap: float | None) -> Tensor:

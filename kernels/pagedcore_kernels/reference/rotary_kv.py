@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagedcore_kernels.reference.kv_cache import indexable, to_cache
 from pagedcore_kernels.reference.rms_norm import rms_norm
 from pagedcore_kernels.reference.rotary import rotary
 
@@ -28,7 +29,8 @@ def rotate_and_write_kv(
     `qkv` is [T, H + 2 K, D]: query, key and value heads of each token. `cos_sin` [P, D] holds the cosines of a position's D/2
     pairs, then their sines; `positions` [T] int64 choose its rows. With `query_norm` and `key_norm` [D] each query and key head
     passes an RMS norm first. The caches are [num_blocks, block_size, K, D]; `slot_mapping` [T] int64 names each token's slot, and
-    a token whose slot is -1 writes nothing. An 8-bit cache takes values beyond its range as its largest. Changes the caches.
+    a token whose slot is -1 writes nothing. An 8-bit cache takes values beyond its range as its largest,
+    and NaN as NaN. Changes the caches.
     """
     num_kv_heads = key_cache.shape[2]
     query_key, value = qkv[:, : num_heads + num_kv_heads], qkv[:, num_heads + num_kv_heads :]
@@ -46,8 +48,5 @@ def rotate_and_write_kv(
 
 
 def _write(heads: Tensor, cache: Tensor, slots: Tensor) -> None:
-    if cache.dtype.itemsize == 1:
-        limit = torch.finfo(cache.dtype).max
-        heads, cache = heads.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
     block_size = cache.shape[1]
-    cache[slots // block_size, slots % block_size] = heads
+    indexable(cache)[slots // block_size, slots % block_size] = indexable(to_cache(heads, cache.dtype))

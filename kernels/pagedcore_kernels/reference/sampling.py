@@ -1,7 +1,7 @@
 """Sampling ops on logits of many rows, in plain torch. N rows, V vocabulary, C candidates of a row.
 
-The order in which a caller applies them: `apply_penalties`, `add_to_logits` (bias, masks), temperature, then for drawing
-`order_candidates`, `keep_candidates` and the largest of value plus `gumbel_noise`.
+The order in which a caller applies them: `apply_penalties`, `add_to_logits` (bias, masks), `mask_tokens`, temperature, then for
+drawing `order_candidates`, `keep_candidates` and the largest of value plus `gumbel_noise`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor
 
 _MASK_32 = 0xFFFFFFFF
 _INT32_SIGN = 1 << 31
+_MASKED_ROWS = 64
+"""Rows that `mask_tokens` spells out at once: a word for each token."""
 
 
 def apply_penalties(
@@ -44,6 +46,18 @@ def apply_penalties(
 def add_to_logits(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
     """logits[rows[i], token_ids[i]] += values[i]; minus infinity masks the token. Changes `logits`."""
     logits.index_put_((rows, token_ids), values, accumulate=True)
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
+    """logits[rows[i], v] = minus infinity unless bit v % 32 of allowed[i, v / 32] is set. Changes `logits`.
+
+    `allowed` is [R, W] int32; tokens beyond 32 W are masked.
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    for row, words in zip(rows.split(_MASKED_ROWS), allowed.split(_MASKED_ROWS), strict=True):
+        is_allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
+        is_allowed = torch.nn.functional.pad(is_allowed, (0, logits.shape[1] - is_allowed.shape[1]))
+        logits.index_copy_(0, row, logits.index_select(0, row).masked_fill_(~is_allowed, -math.inf))
 
 
 def order_candidates(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
+IS_COMPILED = tl.constexpr(not INTERPRETED)
 LOG2_E = 1.4426950408889634
 NO_WINDOW = 2**31 - 1
 
@@ -29,6 +30,11 @@ class Card:
     def shared_bytes(self) -> int:
         """Shared memory that one program may use."""
         return _SHARED_KIB.get(self.capability, _SMALLEST_SHARED_KIB) * 1024
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether Triton knows the type float8 e4m3 there."""
+        return self.capability >= 89
 
     @property
     def has_dependent_launch(self) -> bool:
@@ -82,6 +88,11 @@ def check_inputs(query: Tensor, key_cache: Tensor, value_cache: Tensor, block_ta
         raise ValueError("Rows of block_tables, and seq_lens, must be contiguous.")
 
 
+def kernel_view(cache: Tensor) -> Tensor:
+    """What kernels take for a cache: its bytes where it is float8 e4m3 and Triton has no such type for the card."""
+    return cache if cache.dtype != torch.float8_e4m3fn or card_of(cache.device).has_float8 else cache.view(torch.uint8)
+
+
 def make_output(query: Tensor, out: Tensor | None) -> Tensor:
     """`out`, or a new tensor like the query. Raises ValueError if `out` does not fit."""
     if out is None:
@@ -104,6 +115,38 @@ def slot_offsets(table_ptr, positions, mask, stride_b, stride_t, BLOCK_SIZE: tl.
     """64-bit offsets of these positions' slots from a head's first element; entries behind the mask are not read."""
     block = tl.load(table_ptr + positions // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
     return block * stride_b + positions % BLOCK_SIZE * stride_t
+
+
+@triton.jit
+def beside_cache(query, CACHE_DTYPE: tl.constexpr):
+    """The query in the dtype of its products. Beside keys of 8 bits bf16 becomes fp16, which holds each of their values and is
+    the one type that cards convert them to in one instruction; queries beyond its range take its largest."""
+    if CACHE_DTYPE.primitive_bitwidth == 8 and query.dtype == tl.bfloat16:
+        query = tl.clamp(query.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
+    return query
+
+
+@triton.jit
+def widen(stored, DTYPE: tl.constexpr):
+    """Loaded keys or values in DTYPE. Bytes are codes of float8 e4m3: sign, 4 bits of exponent biased by 7, 3 of mantissa."""
+    if stored.dtype == tl.uint8:
+        code = stored.to(tl.uint32)
+        half = ((code & 0x80) << 8 | (code & 0x7F) << 7).to(tl.uint16).to(tl.float16, bitcast=True)  # its bias is 15
+        return tl.where((code & 0x7F) == 0x7F, float("nan"), half * 256.0).to(DTYPE)
+    return stored.to(DTYPE)
+
+
+@triton.jit
+def widen_early(stored, DTYPE: tl.constexpr):
+    """As `widen`, before each warp has read its operand of a product, not after: values would be read byte by byte.
+
+    The instruction does nothing. The compiler moves conversions behind the operand's read, but not over what it cannot look into.
+    """
+    wide = widen(stored, DTYPE)
+    if stored.dtype.primitive_bitwidth == 8 and IS_COMPILED:
+        pack: tl.constexpr = 32 // DTYPE.primitive_bitwidth
+        wide = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [wide], dtype=wide.dtype, is_pure=False, pack=pack)
+    return wide
 
 
 @triton.jit

@@ -10,12 +10,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagedcore_kernels.triton_ops.attention_common import (
     NO_WINDOW,
     ScoreScale,
+    beside_cache,
     card_of,
     check_inputs,
+    kernel_view,
     make_output,
     prefetch_lines,
     slot_offsets,
     softmax_step,
+    widen,
+    widen_early,
 )
 from pagedcore_kernels.triton_ops.attention_parts import Parts, merge_parts, share_of_keys
 from pagedcore_kernels.triton_ops.attention_settings import MIN_DOT_ROWS, SHARE_UNIT, DecodeConfig, DecodeShape, choose_decode_config
@@ -61,7 +65,7 @@ def paged_attention_decode(
         config = choose_config(query, key_cache, max_seq_len, sliding_window)
     parts = Parts.within(query, config.num_splits, workspace)
     window = NO_WINDOW if sliding_window is None else sliding_window
-    attend_splits(query, key_cache, value_cache, block_tables, seq_lens, result, parts, scores, value_scale, window, config)
+    attend_splits(query, key_cache, value_cache, block_tables, seq_lens, None, result, parts, scores, value_scale, window, config)
     if parts.num_parts > 1:
         merge_parts(parts, seq_lens, window, None, result)
     return result
@@ -71,7 +75,8 @@ def choose_config(query: Tensor, key_cache: Tensor, max_seq_len: int, sliding_wi
     """Settings for contexts of up to `max_seq_len` keys on the query's card."""
     num_sequences, num_heads, head_dim = query.shape
     longest = max_seq_len if sliding_window is None else min(max_seq_len, sliding_window)
-    shape = DecodeShape(num_sequences, num_heads, key_cache.shape[2], head_dim, key_cache.element_size(), longest)
+    element_bytes = max(query.element_size(), key_cache.element_size())  # values of 8 bits lie in shared memory widened, too
+    shape = DecodeShape(num_sequences, num_heads, key_cache.shape[2], head_dim, element_bytes, longest)
     return choose_decode_config(shape, card_of(query.device))
 
 
@@ -81,6 +86,7 @@ def attend_splits(
     value_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
+    prefix_lens: Tensor | None,
     result: Tensor,
     parts: Parts,
     scores: ScoreScale,
@@ -88,7 +94,7 @@ def attend_splits(
     window: int,
     config: DecodeConfig,
 ) -> None:
-    """Changes `result` where there is one part, else the parts of the splits."""
+    """Changes `result` where there is one part, else the parts of the splits. A sequence's first `prefix_lens` keys are left out."""
     num_sequences, num_heads, head_dim = query.shape
     block_size, num_kv_heads = key_cache.shape[1:3]
     group_size = num_heads // num_kv_heads
@@ -96,10 +102,11 @@ def attend_splits(
     uses_pdl = card_of(query.device).has_dependent_launch
     _attend_split[(num_kv_heads, config.num_splits, num_sequences)](
         query,
-        key_cache,
-        value_cache,
+        kernel_view(key_cache),
+        kernel_view(value_cache),
         block_tables,
         seq_lens,
+        seq_lens if prefix_lens is None else prefix_lens,
         result,
         parts.values,
         parts.log_sums,
@@ -122,6 +129,7 @@ def attend_splits(
         SHARE_UNIT=SHARE_UNIT,
         STAGES=config.num_stages,
         HAS_CAP=scores.has_cap,
+        HAS_PREFIX=prefix_lens is not None,
         IS_SPLIT=parts.num_parts > 1,
         USE_PDL=uses_pdl,
         PREFETCHED_LINES=max(1, head_dim_pad * key_cache.element_size() // LINE_BYTES) if uses_pdl and config.prefetch else 0,
@@ -132,7 +140,7 @@ def attend_splits(
 
 @triton.jit(
     do_not_specialize=["table_stride", "num_splits", "num_prefix_parts", "window"],
-    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "prefix_lens_ptr"],
 )
 def _attend_split(
     query_ptr,
@@ -140,6 +148,7 @@ def _attend_split(
     value_ptr,
     table_ptr,
     seq_lens_ptr,
+    prefix_lens_ptr,
     out_ptr,
     partial_ptr,
     log_sum_ptr,
@@ -166,6 +175,7 @@ def _attend_split(
     SHARE_UNIT: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     USE_PDL: tl.constexpr,
     PREFETCHED_LINES: tl.constexpr,
@@ -175,6 +185,11 @@ def _attend_split(
     split = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + sequence)
+    table_ptr += sequence * table_stride
+    if HAS_PREFIX:
+        prefix_len = tl.load(prefix_lens_ptr + sequence)
+        seq_len -= prefix_len
+        table_ptr += prefix_len // BLOCK_SIZE
     first_seen = tl.maximum(seq_len - window, 0)
     share = share_of_keys(seq_len - first_seen, num_splits, SHARE_UNIT)
     first = first_seen + split * share
@@ -182,7 +197,6 @@ def _attend_split(
     dims = tl.arange(0, HEAD_DIM_PAD)
     key_ptr += kv_head.to(tl.int64) * cache_stride_h
     value_ptr += kv_head.to(tl.int64) * cache_stride_h
-    table_ptr += sequence * table_stride
     if PREFETCHED_LINES > 0 and first < last:
         # Into the L2 cache only: a slot that the kernel before still writes is not read here.
         positions = first + tl.arange(0, BLOCK_N)
@@ -201,6 +215,7 @@ def _attend_split(
     heads = kv_head * GROUP + rows
     query_offsets = sequence * query_stride_s + heads[:, None] * query_stride_h + dims[None, :]
     query = tl.load(query_ptr + query_offsets, mask=is_row & is_dim, other=0.0)
+    query = beside_cache(query, key_ptr.dtype.element_ty)
     key_ptrs = key_ptr + dims[None, :]
     value_ptrs = value_ptr + dims[None, :]
     maxima = tl.full([GROUP_PAD], -1e30, tl.float32)
@@ -212,11 +227,11 @@ def _attend_split(
         offsets = slot_offsets(table_ptr, positions, is_seen, cache_stride_b, cache_stride_t, BLOCK_SIZE)[:, None]
         key = tl.load(key_ptrs + offsets, mask=is_seen[:, None] & is_dim, other=0.0)
         value = tl.load(value_ptrs + offsets, mask=is_seen[:, None] & is_dim, other=0.0)
-        dots = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        dots = tl.dot(query, tl.trans(widen(key, query.dtype)), input_precision="ieee")
         weights, maxima, shrink = softmax_step(dots, is_seen[None, :], maxima, score_scale, cap_scale, HAS_CAP, True)
         sums = sums * shrink + tl.sum(weights, 1)
         values = values * shrink[:, None]
-        values = tl.dot(weights.to(query.dtype), value.to(query.dtype), values, input_precision="ieee")
+        values = tl.dot(weights.to(query.dtype), widen_early(value, query.dtype), values, input_precision="ieee")
     values = values * (value_scale / tl.maximum(sums, 1e-30))[:, None]
     if IS_SPLIT:
         parts = (sequence * tl.num_programs(0) * GROUP + heads) * (num_prefix_parts + num_splits) + num_prefix_parts + split

@@ -46,8 +46,8 @@ class Parts:
         return cls(flat[:num_values], flat[num_values:size], num_prefix_parts, num_splits)
 
 
-def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_len: Tensor | None, result: Tensor) -> None:
-    """Changes `result`; `seq_lens` and `window` say, as they did to the splits, which of them had work."""
+def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_lens: Tensor | None, result: Tensor) -> None:
+    """Changes `result`; `seq_lens`, `window` and `prefix_lens` say, as they did before, which of the parts had work."""
     num_sequences, num_heads, head_dim = result.shape
     uses_pdl = card_of(result.device).has_dependent_launch
     # Few rows are cut into slices so that there are programs enough.
@@ -56,7 +56,7 @@ def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_len: Tensor 
         parts.values,
         parts.log_sums,
         seq_lens,
-        seq_lens if prefix_len is None else prefix_len,
+        seq_lens if prefix_lens is None else prefix_lens,
         result,
         *result.stride()[:2],
         num_heads,
@@ -67,7 +67,7 @@ def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_len: Tensor 
         SLICE_DIM=slice_dim,
         PARTS_PAD=triton.next_power_of_2(parts.num_parts),
         SHARE_UNIT=SHARE_UNIT,
-        HAS_PREFIX=prefix_len is not None,
+        HAS_PREFIX=prefix_lens is not None,
         USE_PDL=uses_pdl,
         num_warps=MERGE_WARPS,
         **({"launch_pdl": True} if uses_pdl else {}),
@@ -82,13 +82,13 @@ def share_of_keys(num_keys, num_splits, UNIT: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_heads", "num_prefix_parts", "num_splits", "window"],
-    do_not_specialize_on_alignment=["log_sum_ptr", "seq_lens_ptr"],
+    do_not_specialize_on_alignment=["log_sum_ptr", "seq_lens_ptr", "prefix_lens_ptr"],
 )
 def _merge_parts(
     value_ptr,
     log_sum_ptr,
     seq_lens_ptr,
-    prefix_len_ptr,
+    prefix_lens_ptr,
     out_ptr,
     out_stride_s,
     out_stride_h,
@@ -109,13 +109,15 @@ def _merge_parts(
     dims = tl.program_id(1) * SLICE_DIM + tl.arange(0, SLICE_DIM)
     parts = tl.arange(0, PARTS_PAD)
     num_keys = tl.load(seq_lens_ptr + sequence)
-    num_seen = tl.minimum(num_keys, window)
+    prefix_len = 0
+    if HAS_PREFIX:
+        prefix_len = tl.load(prefix_lens_ptr + sequence)
+    num_seen = tl.minimum(num_keys - prefix_len, window)
     splits = parts - num_prefix_parts
     has_work = (splits >= 0) & (splits < num_splits) & (splits * share_of_keys(num_seen, num_splits, SHARE_UNIT) < num_seen)
     if HAS_PREFIX:
-        prefix_len = tl.load(prefix_len_ptr)
         prefix_share = share_of_keys(prefix_len, num_prefix_parts, SHARE_UNIT)
-        has_work = has_work | ((splits < 0) & (parts * prefix_share < prefix_len) & (num_keys > 0))
+        has_work = has_work | ((splits < 0) & (parts * prefix_share < prefix_len))
     if USE_PDL:
         gdc_wait()
         gdc_launch_dependents()

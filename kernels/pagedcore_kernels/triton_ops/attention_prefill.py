@@ -10,11 +10,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from pagedcore_kernels.triton_ops.attention_common import (
     NO_WINDOW,
     ScoreScale,
+    beside_cache,
     card_of,
     check_inputs,
+    kernel_view,
     make_output,
     slot_offsets,
     softmax_step,
+    widen,
+    widen_early,
 )
 from pagedcore_kernels.triton_ops.attention_settings import PrefillConfig, PrefillShape, choose_prefill_config, num_query_tiles
 
@@ -41,7 +45,8 @@ def paged_attention_prefill(
     `query` is [T, H, D], the caches [num_blocks, block_size, K, D] with equal strides and the queries' own keys already in
     them, `block_tables` [S, max_blocks] int32, `seq_lens` [S] int32 with the queries counted, `query_start_loc` [S + 1] int32.
     The queries of a sequence are its last tokens, at most `max_query_len`. Rows of `out` that no sequence names are left as
-    they are: `query_start_loc` may begin above 0 and end below T. Raises ValueError for shapes and layouts that do not fit.
+    they are: `query_start_loc` may begin above 0 and end below T. Stored keys and values count times `key_scale` and
+    `value_scale`. Raises ValueError for shapes and layouts that do not fit.
 
     Nothing depends on device data but the kernel itself, so a graph may capture it. `query_start_loc`, `block_tables` and
     `seq_lens` are read before the kernel launched last has ended: that kernel must not be the one that writes them.
@@ -61,8 +66,8 @@ def paged_attention_prefill(
     tile_tokens = config.block_m // group_size
     _attend_queries[(num_query_tiles(num_tokens, num_sequences, max_query_len, tile_tokens), num_kv_heads)](
         query,
-        key_cache,
-        value_cache,
+        kernel_view(key_cache),
+        kernel_view(value_cache),
         block_tables,
         seq_lens,
         query_start_loc,
@@ -151,14 +156,18 @@ def attend_tiles(
             mask = dims[None, :] < HEAD_DIM
         key = tl.load(key_ptrs + offsets, mask=mask, other=0.0)
         value = tl.load(value_ptrs + offsets, mask=mask, other=0.0)
-        dots = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        if HEAD_DIM_PAD <= 128:
+            key = widen_early(key, query.dtype)
+        else:
+            key = widen(key, query.dtype)  # early, wider heads would not fit the registers
+        dots = tl.dot(query, tl.trans(key), input_precision="ieee")
         is_seen = positions[None, :] <= query_positions[:, None]
         if HAS_WINDOW:
             is_seen = is_seen & (positions[None, :] > query_positions[:, None] - window)
         weights, maxima, shrink = softmax_step(dots, is_seen, maxima, score_scale, cap_scale, HAS_CAP, IS_MASKED)
         sums = sums * shrink + tl.sum(weights, 1)
         values = values * shrink[:, None]
-        values = tl.dot(weights.to(query.dtype), value.to(query.dtype), values, input_precision="ieee")
+        values = tl.dot(weights.to(query.dtype), widen_early(value, query.dtype), values, input_precision="ieee")
     return values, sums, maxima
 
 
@@ -218,6 +227,7 @@ def _attend_queries(
     mask = is_row[:, None] & (dims[None, :] < HEAD_DIM)
     query_offsets = (token_rows * query_stride_t + heads * query_stride_h)[:, None] + dims[None, :]
     query = tl.load(query_ptr + query_offsets, mask=mask, other=0.0)
+    query = beside_cache(query, key_ptr.dtype.element_ty)
     key_ptrs = key_ptr + kv_head.to(tl.int64) * cache_stride_h + dims[None, :]
     value_ptrs = value_ptr + kv_head.to(tl.int64) * cache_stride_h + dims[None, :]
     table_ptr += sequence.to(tl.int64) * table_stride

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedcore_kernels.triton_ops.attention_common import NO_WINDOW, ScoreScale, card_of, check_inputs, make_output
+from pagedcore_kernels.triton_ops.attention_common import (
+    NO_WINDOW,
+    ScoreScale,
+    beside_cache,
+    card_of,
+    check_inputs,
+    kernel_view,
+    make_output,
+)
 from pagedcore_kernels.triton_ops.attention_decode import attend_splits, choose_config
 from pagedcore_kernels.triton_ops.attention_parts import Parts, merge_parts, share_of_keys
 from pagedcore_kernels.triton_ops.attention_prefill import attend_tiles
@@ -19,7 +28,7 @@ def paged_attention_decode_shared(
     key_cache: Tensor,
     value_cache: Tensor,
     prefix_table: Tensor,
-    prefix_len: Tensor,
+    prefix_lens: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
     *,
@@ -27,19 +36,25 @@ def paged_attention_decode_shared(
     max_prefix_len: int,
     max_seq_len: int,
     soft_cap: float | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
     config: PrefixConfig | None = None,
     workspace: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `paged_attention_decode`, where every sequence begins with the `prefix_len` [1] int32 keys of `prefix_table` [max_blocks] int32.
+    """As `paged_attention_decode` and with the same result; the first `prefix_lens` [S] int32 keys of the sequences are read once.
 
-    `block_tables` [S, max_blocks] and `seq_lens` [S] are of what follows the prefix, at most `max_seq_len` keys; at least one
-    for each sequence, or 0 for a padding row, which gets zeros. A prefix ends with a block. On the device it may be anything
-    from 0 to `max_prefix_len` keys, so one graph serves them all. `workspace` is float32 of at least `decode_workspace_size`
-    of the parts of prefix and splits together; one is made where none is given.
+    Those are the keys of `prefix_table` [max_blocks] int32: sequences that begin with them have the same length there, all
+    others and padding have 0. A prefix ends with a block and before its sequences do. On the device it may be anything from 0
+    to `max_prefix_len` keys, so one graph serves them all; what follows it is split as contexts of `max_seq_len` keys are.
+    `workspace` is float32 of at least `decode_workspace_size` of the parts of prefix and splits together; one is made where
+    none is given. Raises ValueError for shapes and layouts that do not fit.
+
+    `prefix_lens` and `prefix_table`, too, are read before the kernel launched last has ended.
     """
     check_inputs(query, key_cache, value_cache, block_tables, seq_lens)
-    scores = ScoreScale.of(scale, 1.0, soft_cap)
+    _check_prefix(prefix_table, prefix_lens, seq_lens)
+    scores = ScoreScale.of(scale, key_scale, soft_cap)
     result = make_output(query, out)
     num_sequences, num_heads, head_dim = query.shape
     if num_sequences == 0:
@@ -50,10 +65,15 @@ def paged_attention_decode_shared(
         config = choose_prefix_config(shape, num_kv_heads, max_prefix_len, card_of(query.device))
     splits = choose_config(query, key_cache, max_seq_len, None)
     parts = Parts.within(query, splits.num_splits, workspace, config.num_parts)
-    _attend_prefix_parts(query, key_cache, value_cache, prefix_table, prefix_len, parts, scores, config)
-    attend_splits(query, key_cache, value_cache, block_tables, seq_lens, result, parts, scores, 1.0, NO_WINDOW, splits)
-    merge_parts(parts, seq_lens, NO_WINDOW, prefix_len, result)
+    _attend_prefix_parts(query, key_cache, value_cache, prefix_table, prefix_lens, parts, scores, value_scale, config)
+    attend_splits(query, key_cache, value_cache, block_tables, seq_lens, prefix_lens, result, parts, scores, value_scale, NO_WINDOW, splits)
+    merge_parts(parts, seq_lens, NO_WINDOW, prefix_lens, result)
     return result
+
+
+def _check_prefix(prefix_table: Tensor, prefix_lens: Tensor, seq_lens: Tensor) -> None:
+    if not all(x.dtype == torch.int32 and x.is_contiguous() for x in (prefix_table, prefix_lens)) or prefix_lens.shape != seq_lens.shape:
+        raise ValueError(f"prefix_table and prefix_lens must be contiguous int32, prefix_lens one for each of {len(seq_lens)} sequences.")
 
 
 def _attend_prefix_parts(
@@ -61,9 +81,10 @@ def _attend_prefix_parts(
     key_cache: Tensor,
     value_cache: Tensor,
     prefix_table: Tensor,
-    prefix_len: Tensor,
+    prefix_lens: Tensor,
     parts: Parts,
     scores: ScoreScale,
+    value_scale: float,
     config: PrefixConfig,
 ) -> None:
     """Changes the prefix's parts."""
@@ -74,14 +95,15 @@ def _attend_prefix_parts(
     uses_pdl = card_of(query.device).has_dependent_launch
     _attend_prefix[(triton.cdiv(num_sequences, tile.block_m // group_size), num_kv_heads, config.num_parts)](
         query,
-        key_cache,
-        value_cache,
+        kernel_view(key_cache),
+        kernel_view(value_cache),
         prefix_table,
-        prefix_len,
+        prefix_lens,
         parts.values,
         parts.log_sums,
         scores.score_scale,
         scores.cap_scale,
+        value_scale,
         *query.stride()[:2],
         *key_cache.stride()[:3],
         num_sequences,
@@ -104,18 +126,19 @@ def _attend_prefix_parts(
 
 @triton.jit(
     do_not_specialize=["num_sequences", "num_parts"],
-    do_not_specialize_on_alignment=["table_ptr", "prefix_len_ptr", "log_sum_ptr"],
+    do_not_specialize_on_alignment=["table_ptr", "prefix_lens_ptr", "log_sum_ptr"],
 )
 def _attend_prefix(
     query_ptr,
     key_ptr,
     value_ptr,
     table_ptr,
-    prefix_len_ptr,
+    prefix_lens_ptr,
     part_value_ptr,
     log_sum_ptr,
     score_scale,
     cap_scale,
+    value_scale,
     query_stride_s,
     query_stride_h,
     cache_stride_b,
@@ -135,10 +158,16 @@ def _attend_prefix(
     HAS_CAP: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """One tile of sequences with all query heads of one kv head, over one part of the prefix: every query sees every key."""
+    """One tile of sequences with all query heads of one kv head, over one part of the prefix: every query sees every key.
+
+    Sequences that do not begin with the prefix leave parts that nobody reads.
+    """
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
-    prefix_len = tl.load(prefix_len_ptr)
+    rows = tl.arange(0, BLOCK_M)
+    sequences = tl.program_id(0).to(tl.int64) * TILE_TOKENS + rows // GROUP
+    is_row = (rows < TILE_TOKENS * GROUP) & (sequences < num_sequences)
+    prefix_len = tl.max(tl.load(prefix_lens_ptr + sequences, mask=is_row, other=0), 0)
     share = share_of_keys(prefix_len, tl.num_programs(2), SHARE_UNIT)
     first = part * share
     last = tl.minimum(first + share, prefix_len)
@@ -147,14 +176,12 @@ def _attend_prefix(
         gdc_launch_dependents()
     if first >= last:
         return
-    rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_DIM_PAD)
-    sequences = tl.program_id(0).to(tl.int64) * TILE_TOKENS + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
-    is_row = (rows < TILE_TOKENS * GROUP) & (sequences < num_sequences)
     mask = is_row[:, None] & (dims[None, :] < HEAD_DIM)
     query_offsets = (sequences * query_stride_s + heads * query_stride_h)[:, None] + dims[None, :]
     query = tl.load(query_ptr + query_offsets, mask=mask, other=0.0)
+    query = beside_cache(query, key_ptr.dtype.element_ty)
     key_ptrs = key_ptr + kv_head.to(tl.int64) * cache_stride_h + dims[None, :]
     value_ptrs = value_ptr + kv_head.to(tl.int64) * cache_stride_h + dims[None, :]
     maxima = tl.full([BLOCK_M], -1e30, tl.float32)
@@ -173,5 +200,5 @@ def _attend_prefix(
         HEAD_DIM, HEAD_DIM_PAD, BLOCK_SIZE, BLOCK_N, STAGES, HAS_CAP, False, True,
     )  # fmt: skip
     slots = (sequences * tl.num_programs(1) * GROUP + heads) * num_parts + part
-    tl.store(part_value_ptr + slots[:, None] * HEAD_DIM + dims[None, :], values / sums[:, None], mask=mask)
+    tl.store(part_value_ptr + slots[:, None] * HEAD_DIM + dims[None, :], values * (value_scale / sums)[:, None], mask=mask)
     tl.store(log_sum_ptr + slots, maxima + tl.log2(sums), mask=is_row)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagedcore_kernels.triton_ops.attention_common import kernel_view
 from pagedcore_kernels.triton_ops.launch import dependent_launch
 
 ELEMENTS_PER_PROGRAM = 1024
@@ -54,8 +55,8 @@ def rotate_and_write_kv(
         cos_sin,
         positions,
         slot_mapping,
-        key_cache,
-        value_cache,
+        kernel_view(key_cache),
+        kernel_view(value_cache),
         query,
         qkv if query_norm is None else query_norm,
         qkv if key_norm is None else key_norm,
@@ -183,7 +184,19 @@ def _norm_weighted(
 
 @triton.jit
 def _to_cache(x, DTYPE: tl.constexpr, LIMIT: tl.constexpr) -> tl.tensor:
-    """x in the cache's dtype; one of 8 bits takes what is beyond its range as its largest."""
+    """x in the cache's dtype; one of 8 bits takes what is beyond its range as its largest, and NaN as NaN."""
     if LIMIT > 0:
-        x = tl.minimum(tl.maximum(x.to(tl.float32), -LIMIT), LIMIT)
-    return x.to(DTYPE)
+        x = tl.clamp(x.to(tl.float32), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return _e4m3_codes(x) if DTYPE.is_uint8() else x.to(DTYPE)
+
+
+@triton.jit
+def _e4m3_codes(x) -> tl.tensor:
+    """The nearest float8 e4m3 of float32 within its range, ties to even, as bytes: sign, 4 bits of exponent, 3 of mantissa."""
+    bits = x.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude + 0x7FFFF + (magnitude >> 20 & 1) >> 20) - (120 << 3)  # the biases are 127 and 7
+    # Below 2^-6 steps are of 2^-9, which is the last bit of floats from 2^14: adding that rounds to them.
+    subnormal = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True)
+    code = tl.where(magnitude < 0x3C800000, subnormal & 0xF, tl.where(magnitude > 0x7F800000, 0x7F, normal))
+    return (bits >> 31 << 7 | code).to(tl.uint8)

@@ -34,9 +34,9 @@ class SplitKWorkspace:
         partials = torch.empty(MAX_PARTIALS, dtype=torch.float32, device=device)
         return cls(partials, torch.zeros(MAX_TILES, dtype=torch.int32, device=device))
 
-    def fitting(self, splits: int, num_rows: int, out_features: int, block_n: int) -> int:
+    def fitting(self, splits: int, num_rows: int, out_features: int, block_n: int, *, row_tiles: int = 1) -> int:
         """`splits`, or as many as there is space for."""
-        if triton.cdiv(out_features, block_n) > self.counters.numel():
+        if triton.cdiv(out_features, block_n) * row_tiles > self.counters.numel():
             return 1
         return max(1, min(splits, self.partials.numel() // (num_rows * out_features)))
 

@@ -7,10 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedcore_kernels.triton_ops import attention_prefill_cudnn
 from pagedcore_kernels.triton_ops.attention_settings import DecodeConfig, PrefillConfig, PrefixConfig
 from support.attention_problems import Problem, Sizes
 
 HALF = torch.float16
+FLOAT8 = torch.float8_e4m3fn
 HEADS = [(1, 1, 64), (7, 1, 80), (6, 3, 96), (20, 1, 64), (4, 2, 128), (2, 1, 256)]
 SMALL_TILES = DecodeConfig(block_n=16, num_warps=4, num_stages=2, num_splits=3)
 ONE_SPLIT = DecodeConfig(block_n=32, num_warps=4, num_stages=2, num_splits=1)
@@ -139,24 +141,87 @@ def test_single_queries_are_decoded_and_longer_runs_prefilled(num_decodes: int) 
 @pytest.mark.parametrize("num_parts", [1, 3])
 def test_a_shared_prefix_is_read_once_and_counts_for_all(num_blocks: int, num_parts: int) -> None:
     problem = Problem(decode_sizes(70, 65, 0, 200, 131, num_heads=6, num_kv_heads=2, soft_cap=20.0))
-    problem.assert_close(problem.decode_shared(num_blocks, PrefixConfig(SMALL_QUERY_TILES, num_parts)))
+    problem.assert_close(problem.decode_shared(problem.share(num_blocks), PrefixConfig(SMALL_QUERY_TILES, num_parts)))
+
+
+@pytest.mark.parametrize("alone", [(0,), (2, 3), (0, 1, 2, 3, 4, 5)])
+def test_sequences_that_do_not_begin_with_the_prefix_read_their_own_keys(alone: tuple[int, ...]) -> None:
+    problem = Problem(decode_sizes(20, 65, 131, 7, 90, 0, 100, num_heads=6, num_kv_heads=2, block_size=8))
+    problem.assert_close(problem.decode_shared(problem.share(5, (0, 3, *alone)), PrefixConfig(SMALL_QUERY_TILES, 2)))
+
+
+def test_a_prefix_scales_what_is_stored_as_all_keys_do() -> None:
+    problem = Problem(decode_sizes(70, 90, num_heads=1))
+    prefix = problem.share(3)
+    expected = problem.decode_shared(prefix)
+    problem.cache[:, :, 0] /= 2
+    problem.cache[:, :, 1] /= 4
+    torch.testing.assert_close(problem.decode_shared(prefix, key_scale=2.0, value_scale=4.0), expected)
+
+
+def test_a_tile_of_sequences_without_the_prefix_does_no_work() -> None:
+    """Only the second sequence of the first tile begins with it."""
+    problem = Problem(decode_sizes(*(40,) * 40, num_heads=1, block_size=8))
+    alone = (0, *range(2, 40))
+    workspace = torch.full((40 * 4 * 65,), float("nan"))
+    problem.assert_close(problem.decode_shared(problem.share(4, alone), PrefixConfig(SMALL_QUERY_TILES, 1), workspace=workspace))
+    written = ~workspace[: 40 * 2 * 64].view(40, 2, 64).isnan().any(dim=2)
+    assert written[:, 0].tolist() == [True] * 16 + [False] * 24, "tiles of 16 sequences"
 
 
 def test_settings_for_a_shared_prefix_are_chosen() -> None:
     problem = Problem(decode_sizes(150, 150, num_heads=5, head_dim=80))
     workspace = torch.full((2 * 5 * 40 * 81,), float("nan"))
-    problem.assert_close(problem.decode_shared(8, workspace=workspace))
+    problem.assert_close(problem.decode_shared(problem.share(8), workspace=workspace))
 
 
-@pytest.mark.parametrize("num_cached", [0, 1, 37])
+@pytest.mark.parametrize("num_cached", [0, 1, 37, 16, 32 + 48, 2 * 32 + 16 + 5])
+@pytest.mark.parametrize("num_queries", [32, 35])
 @pytest.mark.parametrize("num_heads", [2, 6])
-def test_a_gathered_run_equals_reference(num_cached: int, num_heads: int) -> None:
-    sizes = Sizes(query_lens=(35,), seq_lens=(35 + num_cached,), num_heads=num_heads, num_kv_heads=2, head_dim=80, block_size=8)
+def test_a_gathered_run_equals_reference(num_cached: int, num_queries: int, num_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NaN in every slot that no query sees, also in those that are gathered."""
+    monkeypatch.setattr(attention_prefill_cudnn, "LENGTH_UNIT", 16)
+    monkeypatch.setattr(attention_prefill_cudnn, "PIECE_LENGTHS", (32, 16))
+    seq_len = num_queries + num_cached
+    sizes = Sizes(query_lens=(num_queries,), seq_lens=(seq_len,), num_heads=num_heads, num_kv_heads=2, head_dim=80, block_size=8)
     problem = Problem(sizes)
     out = torch.full_like(problem.query, float("nan"))
     assert problem.prefill_cudnn(out=out) is out
     problem.assert_close(out)
     problem.assert_close(problem.prefill_cudnn())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_caches_of_float8_equal_the_reference(dtype: torch.dtype) -> None:
+    """With NaN in every slot that no query sees."""
+    common = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 80, "dtype": dtype, "cache_dtype": FLOAT8}
+    problem = Problem(decode_sizes(70, 65, 0, 130, **common))
+    problem.assert_close(problem.decode(SMALL_TILES))
+    problem.assert_close(problem.decode_shared(problem.share(2), PrefixConfig(SMALL_QUERY_TILES, 2)))
+    problem = Problem(Sizes(query_lens=(1, 5, 37), seq_lens=(60, 5, 59), sliding_window=40, **common))
+    problem.assert_close(problem.prefill(SMALL_QUERY_TILES))
+    problem = Problem(Sizes(query_lens=(35,), seq_lens=(1100,), **common))
+    problem.assert_close(problem.prefill_cudnn())
+
+
+def test_every_float8_is_read_as_what_it_is() -> None:
+    """One key a sequence: the output is its value, each of the 256."""
+    problem = Problem(decode_sizes(*(1,) * 4, num_heads=1, cache_dtype=FLOAT8))
+    codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8)
+    problem.values(problem.cache)[problem.block_tables[:, 0].long(), 0] = codes.view(4, 1, 64)
+    actual = problem.decode(ONE_SPLIT).flatten()
+    assert actual.isnan().nonzero().flatten().tolist() == [0x7F, 0xFF]
+    assert torch.equal(actual.nan_to_num(), codes.float().nan_to_num())
+
+
+def test_nan_in_a_stored_key_or_value_reaches_the_sequence_that_sees_it() -> None:
+    for part in (0, 1):
+        problem = Problem(decode_sizes(20, 40, num_heads=1, cache_dtype=FLOAT8))
+        block = problem.block_tables[1, 2]
+        problem.cache[block, 3, part] = float("nan")
+        actual = problem.decode(SMALL_TILES)
+        assert bool(actual[0].isfinite().all())
+        assert bool(actual[1].isnan().all())
 
 
 @pytest.mark.slow
@@ -212,6 +277,9 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="must be contiguous"):
         problem.decode(SMALL_TILES)
     problem = Problem(decode_sizes(20, 40))
+    for table, lens in ((problem.seq_lens, problem.seq_lens[:1]), (problem.seq_lens, problem.seq_lens.long())):
+        with pytest.raises(ValueError, match="prefix_lens one for each of 2 sequences"):
+            problem.decode_shared((table, lens))
     problem.seq_lens = problem.seq_lens.long()
     with pytest.raises(ValueError, match="must be int32"):
         problem.prefill(SMALL_QUERY_TILES)

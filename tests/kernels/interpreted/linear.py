@@ -1,4 +1,4 @@
-"""Skinny products, plain and 4 bit, under the interpreter, against the plain torch references."""
+"""Skinny products under the interpreter, against the plain torch references."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedcore_kernels.reference import linear as reference
-from pagedcore_kernels.reference import w4a16_linear as reference_w4
-from pagedcore_kernels.triton_ops.dequantize_w4 import dequantize_w4
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, RowConfig
 from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, row_linear, silu_mul_row_linear
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace
-from pagedcore_kernels.triton_ops.w4_settings import W4Config
-from pagedcore_kernels.triton_ops.w4a16_linear import w4a16_linear
-from support.linear_problems import assert_product, poisoned, random_packed, random_rows
+from support.linear_problems import assert_product, poisoned, random_rows
 
 TYPES = [torch.float32, torch.float16]
-PADDED_SHAPES = [(5, 301, -1), (1, 33, -1), (65, 160, 32), (70, 320, 64), (64, 384, 128)]
 
 
 def poisoned_workspace() -> SplitKWorkspace:
@@ -90,47 +85,3 @@ def test_one_row_with_the_ops_before_and_after_it(config: RowConfig, dtype: torc
     assert_product(in_place, reference.silu_mul_row_linear(gate_up, weight, bias, residual=residual))
     out = row_linear(x, weight, residual=residual, config=config, workspace=workspace)
     assert_product(out, reference.row_linear(x, weight, residual=residual))
-
-
-def check_w4(num_rows: int, out_features: int, in_features: int, group_size: int, *, uniform: bool, config: W4Config | None) -> None:
-    packed = random_packed(out_features, in_features, group_size, uniform=uniform)
-    x, bias = random_rows(num_rows, in_features, torch.float16), torch.randn(out_features).half()
-    workspace, out = poisoned_workspace(), poisoned(num_rows, out_features, dtype=torch.float16)
-    assert w4a16_linear(x, packed, bias, config=config, workspace=workspace, out=out) is out
-    assert_product(out, reference_w4.w4a16_linear(x.float(), packed, bias.float()))
-    assert not workspace.counters.any()
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize("group_size", [32, 64, 96, 128, 256, -1])
-def test_4_bit_groups_and_zero_points(group_size: int, uniform: bool) -> None:
-    config = W4Config(64) if uniform else W4Config(128, splits=2)
-    check_w4(3, 70, 768 if group_size in (96, 256) else 256, group_size, uniform=uniform, config=config)
-
-
-@pytest.mark.parametrize("num_rows", [1, 9, 16, 17])
-@pytest.mark.parametrize("uniform", [False, True])
-def test_4_bit_rows(num_rows: int, uniform: bool) -> None:
-    check_w4(num_rows, 70, 256, 128, uniform=uniform, config=None)
-
-
-@pytest.mark.parametrize(("out_features", "in_features", "group_size"), PADDED_SHAPES)
-def test_4_bit_shapes_that_are_padded(out_features: int, in_features: int, group_size: int) -> None:
-    check_w4(2, out_features, in_features, group_size, uniform=False, config=W4Config(64, splits=3))
-    check_w4(20, out_features, in_features, group_size, uniform=True, config=None)
-
-
-@pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("out_features", "in_features", "group_size"), PADDED_SHAPES)
-def test_4_bit_weights_expand_to_the_very_bits_of_the_reference(out_features, in_features, group_size, dtype, uniform) -> None:
-    packed = random_packed(out_features, in_features, group_size, uniform=uniform)
-    out = poisoned(out_features, in_features, dtype=dtype)
-    assert dequantize_w4(packed, dtype, out=out) is out
-    assert torch.equal(out, reference_w4.dequantize_w4(packed, dtype))
-
-
-@pytest.mark.parametrize("num_rows", [70, 129])
-def test_more_rows_than_one_launch_takes(num_rows: int) -> None:
-    """Up to 128 in two launches, above with the expanded weights."""
-    check_w4(num_rows, 20, 96, 32, uniform=False, config=None)

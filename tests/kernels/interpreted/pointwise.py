@@ -52,6 +52,18 @@ def test_rotary_kv_of_many_tokens_takes_more_heads_a_program() -> None:
     checks.check_rotary_kv(num_tokens=66, num_heads=3, num_kv_heads=1, head_dim=32, dtype=torch.float32, has_norm=True, num_blocks=20)
 
 
+@DTYPES
+def test_rotary_kv_rounds_to_float8_as_its_reference(dtype: torch.dtype) -> None:
+    checks.check_rotary_kv(
+        num_tokens=5, num_heads=4, num_kv_heads=2, head_dim=80, dtype=dtype, has_norm=True, cache_dtype=torch.float8_e4m3fn
+    )
+
+
+@DTYPES
+def test_values_are_written_as_the_nearest_float8(dtype: torch.dtype) -> None:
+    checks.check_float8_values(dtype)
+
+
 def test_no_tokens_launch_nothing() -> None:
     checks.check_rotary_kv(num_tokens=0, num_heads=3, num_kv_heads=1, head_dim=32, dtype=torch.float32, has_norm=True)
 

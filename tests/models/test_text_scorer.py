@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagedcore.commands.text_scorer import TextScorer
 from pagedcore.errors import ConfigError
 from pagedcore.models.decoder import Decoder
-from pagedcore.runtime.text_scorer import TextScorer
 from support.tiny_models import CLASSES, load, make_checkpoint, prompt_ids, reference_logits, run
 
 TOLERANCES = {"rtol": 1e-4, "atol": 1e-4}

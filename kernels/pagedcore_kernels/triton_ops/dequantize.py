@@ -1,4 +1,4 @@
-"""4-bit weights as a plain matrix again."""
+"""Packed weights written out as a plain matrix."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagedcore_kernels.packed_w4 import TILE_ROWS, PackedW4
+from pagedcore_kernels.packed_weights import TILE_ROWS, PackedWeights
 
 
-def dequantize_w4(packed: PackedW4, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
+def dequantize(packed: PackedWeights, dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
     """W [N, K] of `dtype`, computed in float32 and rounded once; `out` if it is given."""
     shape = (packed.out_features, packed.in_features)
     if out is not None and (out.shape != shape or out.dtype != dtype or not out.is_contiguous()):
@@ -22,6 +22,7 @@ def dequantize_w4(packed: PackedW4, dtype: torch.dtype, *, out: Tensor | None = 
         weight,
         *shape,
         packed.scales.shape[1],
+        BITS=packed.bits,
         SLICE=packed.slice_size,
         GROUP=0 if packed.scales.shape[0] == 1 else packed.group_size,
         ZERO=-1 if packed.uniform_zero is None else packed.uniform_zero,
@@ -41,6 +42,13 @@ def read_scale(scale_ptrs, ZERO: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
 
 
 @triton.jit
+def codes_of_slice(words, slice_index: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """The codes of one slice, int16."""
+    shift: tl.constexpr = 8 * (slice_index % 2) + 4 * (slice_index // 2)
+    return (words >> shift) & (2**BITS - 1)
+
+
+@triton.jit
 def _dequantize_kernel(
     words_ptr,
     scales_ptr,
@@ -48,12 +56,13 @@ def _dequantize_kernel(
     N,
     K,
     scale_stride_0,
+    BITS: tl.constexpr,
     SLICE: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """out[n, k] = (code[n, k] - zero[n, g]) scale[n, g]; a program writes one tile of `PackedW4`. Reference: reference/w4a16_linear.py."""
+    """out[n, k] = (code[n, k] - zero[n, g]) scale[n, g]; a program writes one tile of `PackedWeights`. See reference/packed_linear.py."""
     block = tl.program_id(0)
     tile = tl.program_id(1)
     rows = tl.arange(0, TILE)
@@ -61,12 +70,12 @@ def _dequantize_kernel(
     outputs = tile * TILE + rows
     tile_ptr = words_ptr + (tile.to(tl.int64) * tl.num_programs(0) + block) * (TILE * SLICE)
     words = tl.load(tile_ptr + rows[:, None] * SLICE + words_of_row[None, :])
-    for slice_index in tl.static_range(4):
-        start = (block * 4 + slice_index) * SLICE
+    for slice_index in tl.static_range(16 // BITS):
+        start = (block * (16 // BITS) + slice_index) * SLICE
         columns = start + words_of_row
         group = start // GROUP if GROUP > 0 else 0
         scale, zero = read_scale(scales_ptr + group * scale_stride_0 + outputs, ZERO)
-        codes = (words >> (8 * (slice_index % 2) + 4 * (slice_index // 2))) & 15
+        codes = codes_of_slice(words, slice_index, BITS)
         zeros = tl.zeros([TILE], tl.float32) + zero
         weights = (codes.to(tl.float32) - zeros[:, None]) * scale[:, None]
         out_ptrs = out_ptr + outputs.to(tl.int64)[:, None] * K + columns[None, :]

@@ -1,0 +1,148 @@
+"""The instructions that turn packed codes into numbers of a 16-bit float type, two at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagedcore_kernels.triton_ops.attention_common import INTERPRETED
+from pagedcore_kernels.triton_ops.dequantize import codes_of_slice
+
+_FLOAT32_UNIT = 2.0**23
+"""Or-ed into the lowest bits of this float32, an integer of 8 bits is added to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Constants for a kernel: of each slice an assembly text, and what the number in the register is.
+
+    The number is `code / factor + offset` before zero points are taken off by an operand that holds `-(offset + zero)`.
+    """
+
+    asm: tuple[str, ...] | None
+    """None in the interpreter."""
+    constraints: str
+    offsets: tuple[float, ...]
+    factors: tuple[float, ...]
+
+
+def expand_raw(dtype: torch.dtype) -> Expansion:
+    """4-bit codes with nothing taken off.
+
+    float16: a code in the lowest bits is a subnormal number as it stands, code * 2^-24, and code * 2^-20 four bits further up.
+    bfloat16 has seven bits below its exponent, and its subnormal numbers are too small: or-ed into the bits of 128, a code is
+    128 + code, after a shift for each slice.
+    """
+    if INTERPRETED:
+        return Expansion(None, "", (0.0,) * 4, (1.0,) * 4)
+    if dtype == torch.bfloat16:
+        asm = tuple(_asm(_masked(shift, "0x000F000F", "0x43004300"), "mov.b32 $0, t;") for shift in (0, 8, 4, 12))
+        return Expansion(asm, "=r,r", (128.0,) * 4, (1.0,) * 4)
+    places = ((0, "0x000F000F"), (8, "0x000F000F"), (0, "0x00F000F0"), (8, "0x00F000F0"))
+    asm = tuple(_asm(_masked(shift, mask, "0"), "mov.b32 $0, t;") for shift, mask in places)
+    return Expansion(asm, "=r,r", (0.0,) * 4, (2.0**24, 2.0**24, 2.0**20, 2.0**20))
+
+
+def expand_less_zero(dtype: torch.dtype) -> Expansion:
+    """8-bit codes less their zero points, by way of float32: exact in both types."""
+    if INTERPRETED:
+        return Expansion(None, "", (0.0,) * 2, (1.0,) * 2)
+    asm = tuple(_asm(_wide(slice_index), _narrow(dtype)) for slice_index in (0, 1))
+    return Expansion(asm, "=r,r,f,f", (_FLOAT32_UNIT,) * 2, (1.0,) * 2)
+
+
+def expand_scaled(dtype: torch.dtype, bits: int) -> Expansion:
+    """Whole weights: (code - zero) * scale, rounded to `dtype`.
+
+    8 bits: computed in float32. 4 bits: in `dtype`, where code - zero is exact (1024 + code, or 1024 + 16 code times 1/16, in float16;
+    128 + code in bfloat16); a float16 scale is rounded, a bfloat16 one comes in two parts that hold 16 bits together.
+    """
+    if INTERPRETED:
+        return Expansion(None, "", (0.0,) * (16 // bits), (1.0,) * (16 // bits))
+    if bits == 8:
+        scaled = "mul.f32 a, a, $4; mul.f32 b, b, $5; "
+        asm = tuple(_asm(_wide(slice_index), scaled + _narrow(dtype)) for slice_index in (0, 1))
+        return Expansion(asm, "=r,r,f,f,f,f", (_FLOAT32_UNIT,) * 2, (1.0,) * 2)
+    if dtype == torch.bfloat16:
+        less_zero = "mov.b32 f, 0x3F803F80; fma.rn.bf16x2 t, t, f, $2; "
+        scaled = "mov.b32 f, 0x80008000; fma.rn.bf16x2 f, t, $4, f; fma.rn.bf16x2 $0, t, $3, f;"
+        asm = tuple(_asm(_masked(shift, "0x000F000F", "0x43004300"), less_zero + scaled) for shift in (0, 8, 4, 12))
+        return Expansion(asm, "=r,r,r,r,r", (128.0,) * 4, (1.0,) * 4)
+    low, high = ("0x000F000F", "0x3C003C00"), ("0x00F000F0", "0x2C002C00")  # masks, and the factors 1 and 1/16
+    places = ((0, *low), (8, *low), (0, *high), (8, *high))
+    asm = tuple(
+        _asm(_masked(shift, mask, "0x64006400"), f"mov.b32 f, {factor}; fma.rn.f16x2 t, t, f, $2; mul.rn.f16x2 $0, t, $3;")
+        for shift, mask, factor in places
+    )
+    return Expansion(asm, "=r,r,r,r", (1024.0, 1024.0, 64.0, 64.0), (1.0,) * 4)
+
+
+def _asm(first: str, then: str) -> str:
+    return f"{{.reg .b32 t, f, a, b; {first} {then}}}"
+
+
+def _masked(shift: int, mask: str, bits: str) -> str:
+    """t = (($1 >> shift) & mask) | bits."""
+    return f"shr.b32 t, $1, {shift}; lop3.b32 t, t, {mask}, {bits}, 0xEA;"
+
+
+def _wide(slice_index: int) -> str:
+    """a and b: the float32 numbers of a byte in each half of the register, plus the operands."""
+    bytes_of = (f"prmt.b32 {name}, $1, 0x4B000000, 0x754{slice_index + half};" for name, half in (("a", 0), ("b", 2)))
+    return f"{' '.join(bytes_of)} add.f32 a, a, $2; add.f32 b, b, $3;"
+
+
+def _narrow(dtype: torch.dtype) -> str:
+    return f"cvt.rn.{'bf16x2' if dtype == torch.bfloat16 else 'f16x2'}.f32 $0, b, a;"
+
+
+@triton.jit
+def expand_codes(words, x, slice_index: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr) -> tl.tensor:
+    """The 4-bit codes of one slice as `expand_raw` says, in x's type."""
+    if ASM is None:
+        return codes_of_slice(words, slice_index, 4).to(x.dtype)
+    else:
+        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, [words], dtype=x.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def expand_differences(words, addend, x, slice_index: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr) -> tl.tensor:
+    """The 8-bit codes of one slice plus `addend`, float32 and broadcast, as `expand_less_zero` says, in x's type."""
+    if ASM is None:
+        return (codes_of_slice(words, slice_index, 8).to(tl.float32) + addend).to(x.dtype)
+    else:
+        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, [words, addend], dtype=x.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def expand_weights(
+    words,
+    scale,
+    zero,
+    x,
+    slice_index: tl.constexpr,
+    BITS: tl.constexpr,
+    ASM: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    OFFSETS: tl.constexpr,
+) -> tl.tensor:
+    """The weights of one slice as `expand_scaled` says, in x's type; `scale` and `zero` are float32 [rows of words, 1]."""
+    wide_shape: tl.constexpr = words.shape
+    negative = 0.0 - (zero + OFFSETS[slice_index])
+    if ASM is None:
+        return ((codes_of_slice(words, slice_index, BITS).to(tl.float32) + negative) * scale).to(x.dtype)
+    elif BITS == 8:
+        addend = tl.broadcast_to(negative, wide_shape)
+        operands = [words, addend, tl.broadcast_to(scale, wide_shape)]
+        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, operands, dtype=x.dtype, is_pure=True, pack=2)
+    else:
+        addend = tl.broadcast_to(negative.to(x.dtype), wide_shape)
+        near = scale.to(x.dtype)
+        operands = [words, addend, tl.broadcast_to(near, wide_shape)]
+        if x.dtype == tl.bfloat16:
+            rest = (scale - near.to(tl.float32)).to(x.dtype)
+            operands = [words, addend, tl.broadcast_to(near, wide_shape), tl.broadcast_to(rest, wide_shape)]
+        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, operands, dtype=x.dtype, is_pure=True, pack=2)

@@ -1,0 +1,92 @@
+"""A full garbage collection halts every thread; what lives as long as an engine is left out of it, and only as long."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from pagedcore import AsyncEngine
+from pagedcore.garbage import GarbageHold
+from support.engine_builder import make_loop
+
+
+class _Node:
+    """One object of a cycle."""
+
+    def __init__(self) -> None:
+        self.myself = self
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    gc.collect()  # engines that other tests forgot
+    assert gc.get_freeze_count() == 0
+    yield
+    gc.collect()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_exists_is_not_walked_over_until_the_last_hold_is_released() -> None:
+    first, second = GarbageHold(), GarbageHold()
+    first.take()
+    frozen = gc.get_freeze_count()
+    assert frozen > 10_000
+    second.take()
+    first.release()
+    assert gc.get_freeze_count() >= frozen
+    second.release()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_hold_may_be_taken_and_released_twice() -> None:
+    hold, other = GarbageHold(), GarbageHold()
+    hold.take()
+    frozen = gc.get_freeze_count()
+    kept = [_Node() for _ in range(10)]
+    hold.take()
+    assert gc.get_freeze_count() == frozen, "a second take freezes nothing more"
+    other.take()
+    hold.release()
+    hold.release()
+    assert gc.get_freeze_count() > frozen
+    other.release()
+    assert len(kept) == 10
+
+
+def test_garbage_from_before_goes_at_once_and_garbage_from_within_after_the_last_release() -> None:
+    before, hold = _Node(), GarbageHold()
+    is_before_alive = weakref.ref(before)
+    del before
+    within = _Node()
+    is_within_alive = weakref.ref(within)
+    hold.take()
+    assert is_before_alive() is None
+    del within
+    gc.collect()
+    assert is_within_alive() is not None
+    hold.release()
+    gc.collect()
+    assert is_within_alive() is None
+
+
+def test_an_engine_holds_from_its_warm_up_to_its_end() -> None:
+    loop, _ = make_loop()
+    engine = AsyncEngine(loop=loop)
+    assert gc.get_freeze_count() > 10_000
+    engine.warm_up()
+    engine.close_sync()
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_forgotten_engine_lets_go_without_a_collection() -> None:
+    loop, runner = make_loop()
+    gc.disable()
+    try:
+        AsyncEngine(loop=loop)
+        assert runner.is_closed
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
