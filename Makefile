@@ -3,6 +3,7 @@
 #   make serve      install, fetch the embedded model, serve it as an OpenAI-compatible endpoint on http://127.0.0.1:8000
 #   make test       install what tests need, run everything that needs no GPU
 #   make check      the three-minute loop: lint, format, types, architecture, quick tests
+#   make test-tools where apt is, as root: the browser and the Prometheus with which some tests look at the whole (they are skipped without)
 #   make test-gpu   GPU tests with PYTHON as it is (installs nothing)
 #   make lint | types | format | docs | docs-update | bench | clean
 #
@@ -22,11 +23,11 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST  := $(BIN)/python -m pytest
 SOURCES := pagedcore kernels adapters
-OTHERS  := $(wildcard tests bench examples docs/*.py)
+OTHERS  := $(wildcard tests bench examples docs/*.py deploy/observability/grafana)
 QUICK   := not gpu and not model and not serve and not slow
 
 # Rooms whose tests need no torch: run on the other Pythons too.
-TORCH_FREE := $(wildcard tests/architecture tests/core tests/observe tests/openai tests/compat tests/cli)
+TORCH_FREE := $(wildcard tests/architecture tests/core tests/observe tests/openai tests/compat tests/cli tests/console tests/tools)
 FREE_NEEDS := tests/requirements-torch-free.txt
 
 # One thread a process: the tests run in JOBS processes.
@@ -125,6 +126,14 @@ $(FREE_VENV)/.installed: $(FREE_NEEDS)
 	$(FREE_PYTHON) -m venv $(FREE_VENV)
 	$(FREE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $(FREE_NEEDS)
 	@touch $@
+
+.PHONY: test-tools
+test-tools:
+	@for package in chromium prometheus; do \
+	    if command -v $$package >/dev/null; then echo "$$package is installed"; \
+	    elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	        apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null || echo "$$package could not be installed"; \
+	    else echo "$$package is not here: install it to run the tests that need it"; fi; done
 
 # Installs nothing and needs no pytest plugin: for a machine whose Python has torch, triton and pytest.
 test-gpu: export PYTHONPATH := .:kernels:adapters:tests$(if $(PYTHONPATH),:$(PYTHONPATH))

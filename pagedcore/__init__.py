@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pagedcore.advice.advice import Advice
     from pagedcore.async_engine import AsyncEngine
     from pagedcore.async_engine import AsyncEngine as AsyncLLMEngine
     from pagedcore.config import EngineConfig, EnginePlan
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         ModelLoadError,
         ModelNotFoundError,
         ModelSourceError,
+        NoAnswerError,
+        OperatorOnlyError,
         PagedCoreError,
         PoolTooSmallError,
         PromptTooLongError,
@@ -32,15 +35,18 @@ if TYPE_CHECKING:
         RequestTooLargeError,
         StepFailedError,
         UnknownOptionError,
+        UnknownRequestError,
         UnsupportedFeatureError,
     )
     from pagedcore.llm import LLM
     from pagedcore.observe.stats import StatsSnapshot
     from pagedcore.outputs import CacheReport, CompletionOutput, Logprob, RequestOutput
     from pagedcore.sampling_params import SamplingParams
+    from pagedcore.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "Advice",
     "AsyncEngine",
     "AsyncEngineArgs",
     "AsyncLLMEngine",
@@ -60,6 +66,8 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFoundError",
     "ModelSourceError",
+    "NoAnswerError",
+    "OperatorOnlyError",
     "PagedCoreError",
     "PoolTooSmallError",
     "PromptTooLongError",
@@ -70,13 +78,16 @@ __all__ = [
     "SamplingParams",
     "StatsSnapshot",
     "StepFailedError",
+    "StructuredOutputsParams",
     "UnknownOptionError",
+    "UnknownRequestError",
     "UnsupportedFeatureError",
     "__version__",
 ]
 
 _HOMES = {
     "LLM": "llm",
+    "Advice": "advice.advice",
     "AsyncEngine": "async_engine",
     "AsyncEngineArgs": "engine_args",
     "AsyncLLMEngine": "async_engine",
@@ -89,6 +100,7 @@ _HOMES = {
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
     "StatsSnapshot": "observe.stats",
+    "StructuredOutputsParams": "structured_outputs",
 }
 """Module of each public name; those not listed are errors."""
 

@@ -8,17 +8,25 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pagedcore.advice.advice import Advice
 from pagedcore.client import ModelInfo, RequestContext
 from pagedcore.config import EngineConfig, EnginePlan
+from pagedcore.console.inspector import Inspector
 from pagedcore.engine_build import build_engine
 from pagedcore.engine_loop import EngineLoop
 from pagedcore.errors import ConfigError, EngineError, InvalidRequestError
 from pagedcore.front import Front, Prompt
+from pagedcore.messages import InboxMessage
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outputs import RequestOutput
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.shown import shown
 from pagedcore.text.tokenizer import Tokenizer
+from pagedcore.tracing.history import History
+
+_streamed_from: weakref.WeakKeyDictionary[object, AsyncEngine] = weakref.WeakKeyDictionary()
+"""The engine of each stream that somebody holds: it lives as long. No cycle of references does this, since cycles that are older than
+an engine's `GarbageHold` are not collected."""
 
 WARM_UP_PROMPT = (1, 2)
 """Too short for a block of any size, so that a warm-up leaves nothing in the prefix cache."""
@@ -45,8 +53,8 @@ class AsyncEngine:
         self.config = self._loop.plan.config
         try:
             self.text: Tokenizer | None = text if text is not None else load_text(self._loop.plan)
-            self._front = Front(self._loop.info, self.text, self._send)
-            self._deliver = self._front.deliver
+            self._front = _connect(self._loop, self.text)
+            self._inspector = Inspector(self._loop, self.text)
             self._loop.start()
             self._warm_up_device()
         except BaseException:
@@ -58,9 +66,6 @@ class AsyncEngine:
     def from_engine_args(cls, engine_args: EngineConfig | Mapping[str, Any]) -> AsyncEngine:
         """The same, under the name people type."""
         return cls(engine_args)
-
-    def _send(self, message: Any) -> None:
-        self._loop.submit(message, self._deliver)
 
     # ---- requests
 
@@ -83,7 +88,9 @@ class AsyncEngine:
             raise InvalidRequestError("Give priority, tenant and cache_salt in the context or by name, not both.", param="context")
         context = context or named
         chosen: SamplingParams = choose_params(params, sampling_params)
-        return self._front.generate(prompt, chosen, request_id, context=context, add_special_tokens=add_special_tokens)
+        stream = self._front.generate(prompt, chosen, request_id, context=context, add_special_tokens=add_special_tokens)
+        _streamed_from[stream] = self
+        return stream
 
     def generate_sync(
         self,
@@ -95,9 +102,10 @@ class AsyncEngine:
         add_special_tokens: bool = True,
     ) -> Iterator[RequestOutput]:
         """The same as a blocking iterator for a plain thread; closing it early aborts the request."""
-        return self._front.generate_sync(
-            prompt, params or SamplingParams(), request_id, context=context, add_special_tokens=add_special_tokens
-        )
+        chosen = params or SamplingParams()
+        stream = self._front.generate_sync(prompt, chosen, request_id, context=context, add_special_tokens=add_special_tokens)
+        _streamed_from[stream] = self
+        return stream
 
     async def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; its stream gets one last output with finish_reason "abort"."""
@@ -129,6 +137,30 @@ class AsyncEngine:
         """Every counter and gauge at this moment; subtract two for what happened between."""
         return self._loop.stats()
 
+    @property
+    def history(self) -> History:
+        """The requests that run and the last ones that ended, each with its life-cycle events."""
+        return self._loop.tracer.history
+
+    def advice(self) -> Advice:
+        """What other pools and block sizes would have done, and which prompts stand in their own way. Studies what has not been yet,
+        so call it from a thread that may take a moment. For operators: it names tenants."""
+        return self._loop.advisor.advice()
+
+    def record_trace(self, path: str | Path | None) -> None:
+        """Write every request that ends from now on to a file for `pagedcore advise`; None ends it, and so does `close`.
+
+        The file holds the prompts of all tenants. Raises `ConfigError` when it cannot be opened.
+        """
+        self._loop.advisor.record_trace(path)
+
+    def trace(self, path: str | Path) -> None:
+        """Write the remembered requests and steps to a file that ui.perfetto.dev and chrome://tracing open.
+
+        Raises `ConfigError` when it cannot be written.
+        """
+        self._loop.tracer.write(path)
+
     def check(self) -> None:
         """Raise AssertionError where the engine's books contradict themselves. Safe in production."""
         self._loop.check()
@@ -146,11 +178,19 @@ class AsyncEngine:
         """Raise `EngineClosedError` unless the engine loop runs."""
         self._loop.raise_if_closed()
 
-    async def metrics_text(self) -> tuple[bytes, str]:
+    async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         from pagedcore.observe.exposition import metrics_text
 
         self._loop.flush_metrics()
-        return metrics_text()
+        return metrics_text(accept=accept)
+
+    async def inspect(self, question: str, **arguments: Any) -> list[dict[str, Any]]:
+        """What an operator asks; see `EngineClient.inspect`."""
+        return [await asyncio.to_thread(self._inspector.answer, question, arguments)]
+
+    def inspect_sync(self, question: str, **arguments: Any) -> list[dict[str, Any]]:
+        """The same from a plain thread."""
+        return [self._inspector.answer(question, arguments)]
 
     # ---- life
 
@@ -201,6 +241,16 @@ class AsyncEngine:
         for output in self._front.generate_sync(prompt, params):
             if output.error is not None:
                 raise output.error
+
+
+def _connect(loop: EngineLoop, text: Tokenizer | None) -> Front:
+    """A front whose messages reach `loop`, and to which that answers."""
+
+    def send(message: InboxMessage) -> None:
+        loop.submit(message, front.deliver)
+
+    front = Front(loop.info, text, send, loop.grammars)
+    return front
 
 
 def as_config(config: EngineConfig | Mapping[str, Any] | None, options: Mapping[str, Any]) -> EngineConfig:

@@ -1,18 +1,21 @@
-"""The command line: `pagedcore serve | chat | generate | bench | compare | doctor`. Commands are typed functions that build a config."""
+"""The command line: `pagedcore serve`, `chat`, `bench`, `status` and others, typed functions that build a config."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
+from pagedcore.commands.bench.app import bench_app
 from pagedcore.commands.flags import takes_engine_flags, takes_sampling_flags
+from pagedcore.commands.model_argument import ModelArgument, with_model
 from pagedcore.config import EngineConfig
 from pagedcore.errors import ConfigError, PagedCoreError, RequestError
 from pagedcore.sampling_params import SamplingParams
+from pagedcore.tools.forms import FORMS, FormName
 
 app = typer.Typer(
     name="pagedcore",
@@ -24,13 +27,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(bench_app)
+
+TOOL_PARSERS = ("auto", *FORMS)
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
-
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="The same as --model: a folder or a hub name. None is the embedded model.", show_default=False),
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,6 +78,10 @@ def serve(
     num_api_servers: Annotated[
         int | None, typer.Option(help="HTTP processes in front of the engine; None is one.", min=1, show_default=False)
     ] = None,
+    ui_show_text: Annotated[bool, typer.Option("--ui-show-text", help="Let the live page, /ui, show text of prompts.")] = False,
+    tool_parser: Annotated[
+        str, typer.Option(help="How the model writes calls of tools; auto reads it off the chat template.", metavar="|".join(TOOL_PARSERS))
+    ] = "auto",
 ) -> None:
     """Serve an OpenAI-compatible endpoint.
 
@@ -87,8 +92,13 @@ def serve(
     from pagedcore.openai.settings import ServerSettings
     from pagedcore_adapters.litserve_api import build_server
 
-    config = _with_model(config, source)
-    settings = ServerSettings(api_keys=tuple(api_key or ()), adapter="litserve")
+    config = with_model(config, source)
+    settings = ServerSettings(
+        api_keys=tuple(api_key or ()),
+        adapter="litserve",
+        ui_show_text=ui_show_text,
+        tool_parser=cast(FormName, tool_parser),
+    )
     server = build_server(config, settings=settings, warmup_file=warmup_file, num_api_servers=num_api_servers)
     names = (config.served_model_name,) if isinstance(config.served_model_name, str) else config.served_model_name
     name = names[0] if names else config.model or EMBEDDED_NAME
@@ -112,7 +122,7 @@ def chat(
     from pagedcore.async_engine import AsyncEngine
     from pagedcore.commands.conversation import Conversation, run_chat
 
-    engine = AsyncEngine(_with_model(config, source))
+    engine = AsyncEngine(with_model(config, source))
     try:
         run_chat(Conversation(engine, params, system), lambda: input("> "), _write)
     finally:
@@ -139,48 +149,6 @@ def generate(
         raise output.error
     typer.echo(output.outputs[0].text)
     typer.echo(cache_line(output), err=True)
-
-
-@app.command()
-@takes_engine_flags
-def bench(
-    config: EngineConfig,
-    source: ModelArgument = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests, all sent at once.", min=1, max=4096)] = 16,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt (random ids).", min=1)] = 128,
-    shared_tokens: Annotated[int, typer.Option(help="Tokens at the start that all prompts share.", min=0)] = 0,
-    output_tokens: Annotated[int, typer.Option(help="Tokens generated for each prompt.", min=1)] = 64,
-) -> None:
-    """Measure throughput and latency on this machine.
-
-    Random prompts are sent all at once; a model with no tokenizer will do.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-    from rich.table import Table
-
-    from pagedcore.async_engine import AsyncEngine
-    from pagedcore.commands.throughput import Load, run_load
-
-    load = Load(
-        num_prompts=num_prompts,
-        num_prompt_tokens=prompt_tokens,
-        num_shared_tokens=shared_tokens,
-        num_output_tokens=output_tokens,
-        seed=config.seed,
-    )
-    engine = AsyncEngine(_with_model(config, source))
-    try:
-        with Progress(console=Console(stderr=True)) as progress:
-            task = progress.add_task("requests", total=num_prompts)
-            result = run_load(engine, load, lambda: progress.advance(task))
-        plan = engine.plan
-    finally:
-        engine.close_sync()
-    table = Table(show_header=False, title=f"{plan.model_name}, {plan.dtype}, {plan.device}, block_size {plan.block_size}")
-    for row in result.rows():
-        table.add_row(*row)
-    Console().print(table)
 
 
 @app.command()
@@ -236,6 +204,30 @@ def compare(
 
 
 @app.command()
+def advise(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="JSON lines, one served request each: see engine.record_trace.", show_default=False)
+    ],
+    num_blocks: Annotated[int, typer.Option(help="KV blocks of the pool that there is.", min=1, show_default=False)],
+    block_size: Annotated[int, typer.Option(help="Tokens of one of its blocks.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Say what the cache did with recorded traffic.
+
+    And what other pools, block sizes and prompts would have done.
+    """
+    from rich.console import Console
+
+    from pagedcore.commands.advise import advise_for, show
+
+    advice = advise_for(trace, block_size, num_blocks)
+    if as_json:
+        Console(soft_wrap=True).print_json(data=advice.as_dict())
+    else:
+        show(Console(soft_wrap=True), advice)
+
+
+@app.command()
 def doctor(
     model: Annotated[
         Path | None, typer.Option(help="Local model folder to advise for; none is the embedded model.", show_default=False)
@@ -250,20 +242,61 @@ def doctor(
 
     from pagedcore.commands import doctor as examination
 
-    machine, advice = examination.examine(model)
+    machine, recommendations = examination.examine(model)
     if as_json:
-        Console(soft_wrap=True).print_json(data=examination.as_json(machine, advice))
+        Console(soft_wrap=True).print_json(data=examination.as_json(machine, recommendations))
     else:
-        examination.show(Console(soft_wrap=True), machine, advice)
+        examination.show(Console(soft_wrap=True), machine, recommendations)
 
 
-def _with_model(config: EngineConfig, source: str | None) -> EngineConfig:
-    """The config with the model that was typed as an argument. Raises `ConfigError` when --model says another one."""
-    if source is None:
-        return config
-    if config.model not in (None, source):
-        raise ConfigError(f"The argument says model {source!r} and --model says {config.model!r}; give one of them.")
-    return config.replace(model=source)
+@app.command()
+def status(
+    url: Annotated[str, typer.Argument(help="Address of a running server, such as http://127.0.0.1:8000.", show_default=False)],
+    api_key: Annotated[
+        str | None, typer.Option(help="A key of the server.", envvar="PAGEDCORE_API_KEY", metavar="<str>", show_default=False)
+    ] = None,
+    device_busy: Annotated[float, typer.Option(help="Least share of the last minute in which steps ran, under traffic.")] = 0.70,
+    running_share: Annotated[float, typer.Option(help="Share of max_num_seqs at which, while requests wait, the batch is full.")] = 1.0,
+    hit_rate: Annotated[float, typer.Option(help="Least prefix cache hit rate, or that share of the ideal one.")] = 0.85,
+    ttft_p99: Annotated[float, typer.Option(help="Most seconds to the first token, of 99 in 100 requests.")] = 1.0,
+    blocked: Annotated[int, typer.Option(help="Most requests that may wait.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Judge a running server by the five numbers people watch.
+
+    Each with its target, a verdict and the next step. Ends with 0 when all is well or idle, with 1 when something needs attention
+    or the server does not answer.
+    """
+    from rich.console import Console
+
+    from pagedcore.commands import status as report
+    from pagedcore.console.indicators import Targets
+
+    targets = Targets(device_busy=device_busy, running_share=running_share, hit_rate=hit_rate, ttft_p99_s=ttft_p99, blocked=blocked)
+    engines = report.read_status(url, api_key, targets)
+    if as_json:
+        Console(soft_wrap=True).print_json(data=report.as_json(engines))
+    else:
+        report.show(Console(soft_wrap=True), engines)
+    if any(engine.needs_attention for engine in engines):
+        raise typer.Exit(FAILURE_EXIT_CODE)
+
+
+@app.command()
+def trace(
+    url: Annotated[str, typer.Argument(help="Address of a running server, such as http://127.0.0.1:8000.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path("pagedcore-trace.json"),
+    api_key: Annotated[
+        str | None, typer.Option(help="A key of the server.", envvar="PAGEDCORE_API_KEY", metavar="<str>", show_default=False)
+    ] = None,
+) -> None:
+    """Save what a running server remembers of its requests and steps.
+
+    The file opens in ui.perfetto.dev and chrome://tracing: a track a request, one for the steps, counters of blocks and batch size.
+    """
+    from pagedcore.commands.trace import fetch_trace
+
+    typer.echo(fetch_trace(url, output, api_key))
 
 
 def _write(text: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pagedcore.errors import InvalidRequestError
 from pagedcore.outputs import RequestOutput
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.shown import shown
+from pagedcore.traceparent import parse_traceparent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class RequestContext:
     cache_salt: str | None = None
     request_class: str | None = None
     adapter: str = "library"
+    traceparent: str | None = None
+    """The caller's span, as a W3C `traceparent`; None is the current OpenTelemetry span, if there is one."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
@@ -46,6 +49,13 @@ class RequestContext:
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name == "adapter"):
                 raise InvalidRequestError(f"{name} must be text, got {shown(value)}.", param=name)
+        if self.traceparent is not None and not (isinstance(self.traceparent, str) and parse_traceparent(self.traceparent)):
+            message = f"traceparent is {shown(self.traceparent)} and must be a W3C traceparent, such as 00-TRACE_ID-SPAN_ID-01."
+            raise InvalidRequestError(message, param="traceparent")
+
+    def in_trace(self, header: str | None) -> RequestContext:
+        """The same under the caller's span; a header that is no valid `traceparent` is ignored, as its standard says."""
+        return self if header is None or parse_traceparent(header) is None else replace(self, traceparent=header)
 
 
 class TextFront(Protocol):
@@ -58,6 +68,10 @@ class TextFront(Protocol):
     def render_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> str:
         """Apply the chat template (generation prompt added unless add_generation_prompt=False is given).
         Raises `InvalidRequestError` without a template or when the template refuses the messages."""
+        ...
+
+    def chat_template(self, *, with_tools: bool) -> str | None:
+        """The text of the template that conversations, or those with tools, are rendered by; None where there is none."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -106,6 +120,14 @@ class EngineClient(Protocol):
         """The engine loop runs (it may be busy)."""
         ...
 
-    async def metrics_text(self) -> tuple[bytes, str]:
-        """Prometheus exposition and its content type."""
+    async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
+        """Prometheus exposition and its content type: OpenMetrics where `accept` (a header) asks for it and one process is all."""
+        ...
+
+    async def inspect(self, question: str, **arguments: Any) -> list[dict[str, Any]]:
+        """What an operator asks: one JSON-able answer an engine, empty where that engine knows nothing of what was asked.
+
+        The questions are those of `pagedcore.console.inspector`. Raises `InvalidRequestError` for another one,
+        `EngineClosedError` when an engine is gone and `NoAnswerError` when one does not answer in time.
+        """
         ...

@@ -53,7 +53,8 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     """Exactly this many KV blocks; None sizes the pool from the memory."""
     kv_cache_dtype: str = "auto"
-    """auto is the model's dtype."""
+    """Dtype of the KV pool: auto is the model's; fp8 (or fp8_e4m3) holds twice the tokens of 16 bits in the same memory, rounds keys
+    and values to 3 bits of mantissa, with no scale, and takes those beyond 448 as 448."""
     gpu_memory_utilization: float = 0.9
     """Share of the device's total memory that this engine may use, in (0, 1]. On a CPU the pool is min(2 GiB, 10 % of free memory)."""
     swap_space: float = 0.0
@@ -90,6 +91,15 @@ class EngineConfig:
     """Folder for downloaded hub models; None is the Hugging Face cache."""
     metrics_instance: str = "0"
     """Value of the `engine` label on every metric: a name of this engine among others."""
+    request_log: str | None = None
+    """Where a JSON line for each request that ended is appended: a file, or - for standard output. None writes none."""
+    request_log_sample: float = 1.0
+    """Share of requests that have a line, in [0, 1], chosen by their id. Failed and slow ones always have."""
+    slow_request_ms: float | None = None
+    """A request that takes at least this long from arrival to end always has its line in request_log. None: none is slow."""
+    otlp_endpoint: str | None = None
+    """Collector that gets a span of each request over OTLP/HTTP, such as http://localhost:4318. None: spans go to the tracer provider
+    that the process has set, if it has one."""
 
     def __post_init__(self) -> None:
         for name, value in _as_dict(self).items():
@@ -147,7 +157,8 @@ class EnginePlan:
     quantization: str | None
     """Storage of the weights, such as `gptq 4-bit group 64`; None is unquantized."""
     linear_backend: str
-    """What multiplies with the weights: torch; for quantized ones dequantized (a dense copy) or torch-int4 (for few rows, else dense)."""
+    """What multiplies with the weights: torch; for quantized ones triton-w4a16 or triton-w8a16 (packed, on a GPU), dequantized (a dense
+    copy) or torch-int4 (for few rows, else dense). Joined by + where layers differ."""
     attention_backend: str
     vocab_size: int
     max_model_len: int
@@ -222,7 +233,7 @@ def _validate(c: EngineConfig) -> None:
 
 
 def _validate_texts(c: EngineConfig) -> None:
-    for name in ("model", "tokenizer", "revision", "chat_template", "download_dir", "metrics_instance"):
+    for name in ("model", "tokenizer", "revision", "chat_template", "download_dir", "metrics_instance", "request_log", "otlp_endpoint"):
         value = getattr(c, name)
         is_text = isinstance(value, str) and bool(value)
         _require(is_text or (value is None and name != "metrics_instance"), f"{name} is {shown(value)} and must be text that is not empty.")
@@ -277,11 +288,24 @@ def _validate_numbers(c: EngineConfig) -> None:
     _require(0.0 <= watermark < 1.0, f"watermark_fraction is {watermark!r} and must be at least 0 and below 1.")
     _require(0.0 <= wait_ms <= MAX_BATCH_WAIT_MS, f"max_batch_wait_ms is {wait_ms!r} and must be between 0 and {MAX_BATCH_WAIT_MS:g}.")
     _require(c.swap_space >= 0, f"swap_space is {c.swap_space!r} GiB and must not be negative.")
+    _validate_request_log(c)
+
+
+def _validate_request_log(c: EngineConfig) -> None:
+    sample, slow_ms = c.request_log_sample, c.slow_request_ms
+    is_share = _is_number(sample) and 0.0 <= sample <= 1.0
+    _require(is_share, f"request_log_sample is {shown(sample)} and must be a number of at least 0 and at most 1.")
+    is_time = slow_ms is None or (_is_number(slow_ms) and 0.0 <= slow_ms < float("inf"))
+    _require(is_time, f"slow_request_ms is {shown(slow_ms)} and must be None or a number of milliseconds of at least 0.")
+    has_use = c.request_log is not None or (sample == 1.0 and slow_ms is None)
+    _require(has_use, "request_log_sample and slow_request_ms choose the lines of request_log; set request_log to a file, or to -.")
+    is_url = c.otlp_endpoint is None or c.otlp_endpoint.startswith(("http://", "https://"))
+    _require(is_url, f"otlp_endpoint is {shown(c.otlp_endpoint)} and must begin with http:// or https://.")
 
 
 def _refuse_what_is_not_there_yet(c: EngineConfig) -> None:
     """Settings whose work this version does not do: refused, never accepted and ignored."""
-    _require(c.kv_cache_dtype == "auto", f"kv_cache_dtype={c.kv_cache_dtype!r} is not offered by this version; use kv_cache_dtype='auto'.")
+    _require(c.kv_cache_dtype != "int8", "kv_cache_dtype='int8' is not offered by this version; use 'fp8' or 'auto'.")
     _require(c.swap_space == 0, f"swap_space={c.swap_space!r} (a host KV tier) is not offered by this version; use swap_space=0.")
     _require(
         c.tensor_parallel_size == 1,

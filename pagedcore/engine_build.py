@@ -10,7 +10,10 @@ from pagedcore.config import EngineConfig, EnginePlan
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.engine_loop import EngineLoop, EngineParts
+from pagedcore.errors import PagedCoreError
+from pagedcore.grammar.grammars import Grammars
 from pagedcore.observe.recorder import Recorder, RecorderInfo
+from pagedcore.tracing.tracer import Tracer
 
 
 def build_engine(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineLoop:
@@ -28,12 +31,23 @@ def build_parts(config: EngineConfig, *, progress: Callable[[int, int], None] | 
 
     model = resolve_model(config)
     runner, plan = build_runner(config, model.model_dir, model_name=model.name, tokenizer_dir=model.tokenizer_dir, progress=progress)
+    grammars = model_grammars(plan)
+    if grammars is not None:
+        runner.follow_grammars(grammars)
+    recorder = Recorder(recorder_info(plan))
+    try:
+        tracer = Tracer(recorder, config)
+    except PagedCoreError:
+        runner.close()
+        raise
     return EngineParts(
         plan=plan,
         info=model_info(plan),
         scheduler=Scheduler(scheduler_limits(plan)),
         runner=runner,
-        recorder=Recorder(recorder_info(plan)),
+        recorder=recorder,
+        tracer=tracer,
+        grammars=grammars,
     )
 
 
@@ -48,6 +62,15 @@ def model_info(plan: EnginePlan) -> ModelInfo:
         max_waiting_requests=plan.config.max_waiting_requests,
         seed=plan.config.seed,
     )
+
+
+def model_grammars(plan: EnginePlan) -> Grammars | None:
+    """What compiles grammars for a plan's model; None with skip_tokenizer_init."""
+    if plan.config.skip_tokenizer_init:
+        return None
+    from pagedcore.text.tokenizer import load_tokenizer
+
+    return Grammars(lambda: load_tokenizer(plan.tokenizer_dir).to_json(), plan.vocab_size, plan.eos_token_ids)
 
 
 def scheduler_limits(plan: EnginePlan) -> SchedulerLimits:

@@ -18,14 +18,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
+from pagedcore.advice.advisor import Advisor
 from pagedcore.client import ModelInfo
 from pagedcore.config import EnginePlan
+from pagedcore.core.block_pool import BlockPool
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, Runner, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
+from pagedcore.garbage import GarbageHold
+from pagedcore.grammar.grammars import Grammars, prepare
 from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
 from pagedcore.observe.recorder import Recorder
 from pagedcore.observe.stats import StatsSnapshot
+from pagedcore.tracing.tracer import Tracer
 
 Outbox = Callable[[list[RequestUpdate]], None]
 """Takes one step's updates of its requests. Called on the engine thread: hand them on and return."""
@@ -58,6 +63,10 @@ class EngineParts:
     scheduler: Scheduler
     runner: Runner
     recorder: Recorder
+    grammars: Grammars | None = None
+    """None refuses structured_outputs."""
+    tracer: Tracer | None = None
+    """None is one that only remembers."""
 
 
 class _InFlight(NamedTuple):
@@ -81,7 +90,10 @@ class EngineLoop:
         self.info = parts.info
         self._scheduler = parts.scheduler
         self._runner = parts.runner
+        self.grammars = parts.grammars
         self._recorder = parts.recorder
+        self.tracer = parts.tracer or Tracer(parts.recorder, clock=clock)
+        self.advisor = Advisor(parts.recorder, parts.scheduler.limits, clock=clock)
         self._clock = clock
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._outboxes: dict[str, Outbox] = {}
@@ -95,6 +107,7 @@ class EngineLoop:
         self._refusal: str | None = None
         self._reads_inbox = True
         self._records = False
+        self._garbage = GarbageHold()
         self._thread = threading.Thread(target=self._run, name="pagedcore-engine", daemon=True)
         self._start_lock = threading.RLock()
         self._is_over = threading.Event()
@@ -115,7 +128,21 @@ class EngineLoop:
         Raises `EngineClosedError` when the engine is closed or has failed for good.
         """
         assert outbox is not None or not isinstance(message, AddRequest), "an AddRequest needs an outbox"
-        self._put(("message", message, outbox))
+        refusal = self._refusal_of_form(message) if isinstance(message, AddRequest) else None
+        if refusal is None:
+            self._put(("message", message, outbox))
+        else:
+            self._put(("call", partial(self._rejected.append, (cast("Outbox", outbox), refusal)), Future()))
+
+    def _refusal_of_form(self, message: AddRequest) -> RequestUpdate | None:
+        """Compile what the output must follow, here, so that the engine thread never waits for it. A front in this process has done it."""
+        if message.params.structured_outputs is None:
+            return None
+        try:
+            prepare(self.grammars, message.params.structured_outputs)
+        except PagedCoreError as error:
+            return RequestUpdate(message.request_id, [], finish_reason="error", status="rejected", error=error)
+        return None
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the engine thread between two steps."""
@@ -132,6 +159,16 @@ class EngineLoop:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and self._refusal is None
+
+    @property
+    def recorder(self) -> Recorder:
+        """All that was counted; its questions may be asked from any thread."""
+        return self._recorder
+
+    @property
+    def pool(self) -> BlockPool:
+        """The KV pool; beside the engine thread nobody may do more than `glimpse`."""
+        return self._scheduler.pool
 
     @property
     def is_recording(self) -> bool:
@@ -153,6 +190,7 @@ class EngineLoop:
     def start_recording(self) -> None:
         """Count from now on: what ran before (the warm-up) is no traffic."""
         self.call(self._start_recording).result()
+        self._garbage.take()
 
     def pause_recording(self) -> None:
         """Count nothing until `start_recording`."""
@@ -389,8 +427,11 @@ class EngineLoop:
         """Nobody is left waiting, and the device memory goes back, whatever goes wrong on the way."""
         with ExitStack() as last:
             last.callback(self._is_over.set)
+            last.callback(self._garbage.release)
             last.callback(self._runner.close)
             last.callback(self._recorder.close)
+            last.callback(self.tracer.close)
+            last.callback(self.advisor.close)
             last.callback(self._wait_for_device)
             last.callback(self._refuse_inbox)
             self._tell_open_requests(self._fatal or EngineClosedError("The engine was closed while this request ran; send it again."))

@@ -12,10 +12,13 @@
     |   |   |-- RequestTooLargeError        413   a body above max_request_bytes
     |   |   `-- PoolTooSmallError           400   can never fit the KV pool
     |   |-- AuthenticationError             401
+    |   |-- OperatorOnlyError               403
     |   |-- ModelNotFoundError              404
+    |   |-- UnknownRequestError             404
     |   `-- QueueFullError                  429   with retry_after_s
     |-- EngineError (RuntimeError)          500
     |   |-- StepFailedError                 500   the step that computed this request failed
+    |   |-- NoAnswerError                   504   a question of an operator was not answered in time
     |   `-- EngineClosedError               503   with retry_after_s
     |-- ModelLoadError (RuntimeError)       500
     |   |-- ModelSourceError                500   a model that cannot be found or fetched
@@ -106,6 +109,21 @@ class ModelNotFoundError(RequestError):
     code = "model_not_found"
 
 
+class OperatorOnlyError(RequestError):
+    """A tenant's key asks for what concerns the whole engine."""
+
+    http_status = 403
+    openai_type = "permission_error"
+    code = "operator_only"
+
+
+class UnknownRequestError(RequestError):
+    """No request of this id is known, or it is another tenant's."""
+
+    http_status = 404
+    code = "request_not_found"
+
+
 class QueueFullError(RequestError):
     """The waiting queue is at its limit; try again after `retry_after_s` seconds."""
 
@@ -128,6 +146,13 @@ class StepFailedError(EngineError):
     """The device step that computed this request failed; other requests go on."""
 
     code = "step_failed"
+
+
+class NoAnswerError(EngineError):
+    """An engine in another process did not answer an operator's question in time."""
+
+    http_status = 504
+    code = "no_answer"
 
 
 class EngineClosedError(EngineError):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from pagedcore.client import ModelInfo, RequestContext
 from pagedcore.errors import EngineClosedError, InvalidRequestError
+from pagedcore.grammar.grammars import Grammars, prepare
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from pagedcore.outputs import RequestOutput
 from pagedcore.request_stream import LoopWaker, QueueWaker, RequestStream, Waker
@@ -23,6 +24,7 @@ from pagedcore.sampling_params import SamplingParams
 from pagedcore.shown import shown
 from pagedcore.text.bad_words import encode_bad_words
 from pagedcore.text.tokenizer import Tokenizer
+from pagedcore.traceparent import current_traceparent
 
 Prompt = str | Sequence[int] | Mapping[str, object]
 """Text, token ids (also an array or tensor of them), or a mapping with `prompt` or `prompt_token_ids`."""
@@ -47,8 +49,12 @@ class TokenizedPrompt:
 class Front:
     """Owns the open streams of one engine. `deliver` may be called from any thread, `generate` from any event loop."""
 
-    def __init__(self, info: ModelInfo, text: Tokenizer | None, send: Send) -> None:
+    def __init__(self, info: ModelInfo, text: Tokenizer | None, send: Send, grammars: Grammars | None = None) -> None:
+        """`grammars` are the engine's where it is in this process; otherwise the front checks with its own."""
         self.info = info
+        if grammars is None and text is not None:
+            grammars = Grammars(text.to_json, info.vocab_size, info.eos_token_ids)
+        self._grammars = grammars
         self.text = text
         self._send = send
         self._streams: dict[str, RequestStream] = {}
@@ -75,6 +81,8 @@ class Front:
         arrival_s = time.monotonic()
         _check_request_id(request_id)
         tokenized = await self._tokenize_async(prompt, add_special_tokens)
+        if self._has_to_compile(params):
+            await asyncio.to_thread(self.prepare, params)
         if request_id in self._ending:
             await asyncio.to_thread(self._wait_until_ended, request_id)
         waker = LoopWaker(asyncio.get_running_loop())
@@ -132,16 +140,22 @@ class Front:
         arrival_s: float,
         waker: Waker,
     ) -> RequestStream:
-        """Send one request to the engine, n choices of it. Raises `EngineClosedError`, or `InvalidRequestError` for the
-        parameters and for an id that is in use."""
+        """Send one request to the engine, n choices of it. Raises `EngineClosedError`, what `prepare` raises, or
+        `InvalidRequestError` for the parameters and for an id that is in use."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"params must be a SamplingParams, got {type(params).__name__}.", param="params")
         self._check_token_parameters(params)
+        self.prepare(params)
         group_id = request_id if request_id is not None else f"req-{uuid.uuid4().hex}"
         messages = self._messages(group_id, prompt, params, context or RequestContext(), arrival_s)
         stream = RequestStream(group_id, prompt.text, prompt.token_ids, params, self.text, self._send, waker, len(messages))
         self._register(stream, messages)
         return stream
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile the grammar of `structured_outputs`, so that `open` returns at once. Raises what `Grammars.prepare` raises."""
+        if params.structured_outputs is not None:
+            prepare(self._grammars, params.structured_outputs)
 
     def close_stream(self, stream: RequestStream) -> None:
         """Forget a stream; what of it still runs is aborted."""
@@ -205,6 +219,10 @@ class Front:
             return await asyncio.to_thread(self.tokenize, prompt, add_special_tokens)
         return self.tokenize(prompt, add_special_tokens)
 
+    def _has_to_compile(self, params: SamplingParams) -> bool:
+        structured = params.structured_outputs if isinstance(params, SamplingParams) else None
+        return structured is not None and self._grammars is not None and not self._grammars.is_ready(structured)
+
     def _checked_ids(self, prompt: object) -> list[int]:
         token_ids = _integers(prompt)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.info.vocab_size):
@@ -228,6 +246,7 @@ class Front:
     ) -> list[AddRequest]:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         eos = frozenset() if params.ignore_eos else self.info.eos_token_ids
+        traceparent = context.traceparent or current_traceparent()
         bad_words = encode_bad_words(self.text, params.bad_words) if self.text is not None and params.bad_words else ()
         return [
             AddRequest(
@@ -246,6 +265,7 @@ class Front:
                 cache_salt=context.cache_salt,
                 request_class=context.request_class,
                 adapter=context.adapter,
+                traceparent=traceparent,
             )
             for index in range(params.n)
         ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pagedcore.advice.advice import Advice
 from pagedcore.async_engine import AsyncEngine, choose_params
 from pagedcore.client import RequestContext
 from pagedcore.errors import InvalidRequestError
@@ -96,6 +97,7 @@ class LLM:
         ]
         for prompt, request_params in zip(prompts, all_params, strict=True):
             self._engine.loop.check_request(len(prompt.token_ids), request_params.max_tokens)
+            self._engine.front.prepare(request_params)
         return self._collect(prompts, all_params, contexts, use_tqdm)
 
     def _collect(
@@ -138,6 +140,17 @@ class LLM:
     def stats(self) -> StatsSnapshot:
         """Every counter and gauge at this moment; subtract two for what happened between."""
         return self._engine.stats()
+
+    def advice(self) -> Advice:
+        """What other pools and block sizes would have done, and which prompts stand in their own way. For operators: it names tenants."""
+        return self._engine.advice()
+
+    def trace(self, path: str | Path) -> None:
+        """Write the remembered requests and steps to a file that ui.perfetto.dev and chrome://tracing open.
+
+        Raises `ConfigError` when it cannot be written.
+        """
+        self._engine.trace(path)
 
     def check(self) -> None:
         """Raise AssertionError where the engine's books contradict themselves. Safe in production."""

@@ -36,6 +36,8 @@ class AddRequest:
     cache_salt: str | None = None
     request_class: str | None = None
     adapter: str = "library"
+    traceparent: str | None = None
+    """The caller's span, as a W3C `traceparent`."""
 
 
 @dataclass(frozen=True, slots=True)

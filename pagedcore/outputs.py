@@ -57,6 +57,8 @@ class RequestTimings:
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    queued_s: float | None = None
+    """When the engine took it out of its inbox."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,16 @@ class RequestOutput:
     """The typed error when status is "rejected" or "error"."""
     timings: RequestTimings | None = None
     num_preemptions: int = 0
+    delivered_s: float | None = None
+    """When its last update had come to its caller, on the clock of `timings`; None before."""
+
+    @property
+    def transport_s(self) -> float | None:
+        """Client time minus engine time: tokenizing, the way to the engine and the way back. None until the request has ended."""
+        at = self.timings
+        if at is None or at.finished_s is None or at.queued_s is None or self.delivered_s is None:
+            return None
+        return (self.delivered_s - at.arrival_s) - (at.finished_s - at.queued_s)
 
     @property
     def num_cached_tokens(self) -> int:

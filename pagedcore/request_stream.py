@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -145,6 +146,7 @@ class RequestStream:
         self._error: PagedCoreError | None = None
         self._cache: CacheReport | None = None
         self._timings: RequestTimings | None = None
+        self._delivered_s: float | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_preemptions = 0
 
@@ -225,6 +227,7 @@ class RequestStream:
             error=self._error,
             timings=self._timings,
             num_preemptions=self._num_preemptions,
+            delivered_s=self._delivered_s,
         )
 
     def _apply(self, update: RequestUpdate) -> bool:
@@ -284,6 +287,8 @@ class RequestStream:
         choice.finish_reason = "stop" if stopped else update.finish_reason
         choice.stop_reason = choice.matched_stop if stopped else update.stop_reason
         self._num_running -= 1
+        if self.finished:
+            self._delivered_s = time.monotonic()
         self._num_preemptions += update.num_preemptions
         self._take_status(update, stopped)
 
@@ -322,6 +327,7 @@ def _merged(one: RequestTimings, other: RequestTimings) -> RequestTimings:
         _earlier(one.admitted_s, other.admitted_s),
         _earlier(one.first_token_s, other.first_token_s),
         max(one.finished_s or 0.0, other.finished_s or 0.0),
+        _earlier(one.queued_s, other.queued_s),
     )
 
 

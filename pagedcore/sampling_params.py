@@ -10,6 +10,7 @@ from numbers import Integral, Real
 
 from pagedcore.errors import InvalidRequestError
 from pagedcore.shown import shown
+from pagedcore.structured_outputs import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy decoding."""
@@ -23,7 +24,7 @@ class SamplingParams:
     """Sampling settings of one request. Raises `InvalidRequestError` naming the field when a value is out of range.
 
     Order of application: penalties (repetition over prompt and output; presence and frequency over the output),
-    logit_bias, masks (bad_words, min_tokens), temperature, min_p, top_k, top_p, then a seeded Gumbel draw.
+    logit_bias, masks (bad_words, min_tokens, structured_outputs), temperature, min_p, top_k, top_p, then a seeded Gumbel draw.
     """
 
     n: int = 1
@@ -66,6 +67,8 @@ class SamplingParams:
     """Number of likeliest alternatives reported for each output token, beside the token itself; None is off."""
     prompt_logprobs: int | None = None
     """The same for each prompt token; such a request does not read the prefix cache."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form of the output: JSON by a schema, a regular expression, choices or a grammar; also accepts a mapping of its fields."""
     detokenize: bool = True
     """False leaves the text empty (token ids only)."""
 
@@ -142,6 +145,7 @@ def _normalise(p: SamplingParams) -> None:
     set_field(p, "bad_words", _strings("bad_words", p.bad_words))
     set_field(p, "stop_token_ids", _token_ids("stop_token_ids", p.stop_token_ids))
     set_field(p, "logit_bias", _bias(p.logit_bias))
+    set_field(p, "structured_outputs", StructuredOutputsParams.of(p.structured_outputs))
     for name in _NUMBERS:
         value = getattr(p, name)
         if type(value) not in _PLAIN:
@@ -210,6 +214,8 @@ def _validate_together(p: SamplingParams) -> None:
         raise InvalidRequestError("top_p is 0 and must be above 0 and at most 1; for greedy decoding set temperature=0.", param="top_p")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidRequestError(f"min_tokens is {p.min_tokens} and max_tokens is {p.max_tokens}; lower min_tokens.", param="min_tokens")
+    if p.structured_outputs is not None and p.ignore_eos:
+        raise InvalidRequestError("structured_outputs ends with end-of-sequence: leave ignore_eos out.", param="ignore_eos")
     if p.stop and not p.detokenize:
         raise InvalidRequestError("stop strings need the text: set detokenize=True or use stop_token_ids.", param="stop")
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pagedcore import RequestOutput, SamplingParams
 from pagedcore.async_engine import load_text
@@ -13,7 +14,8 @@ from pagedcore.client import ModelInfo, RequestContext, TextFront
 from pagedcore.errors import EngineClosedError
 from pagedcore.front import Front
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
-from pagedcore_adapters._litserve_worker import ControlQueue, WorkerFacts
+from pagedcore_adapters._litserve_questions import Answer, Asker, Question
+from pagedcore_adapters._litserve_worker import ControlQueue, Reply, WorkerFacts
 from pagedcore_adapters._prometheus_dir import multiprocess_metrics
 
 
@@ -53,6 +55,10 @@ class WorkerPool:
             self._loads[worker_id] += 1
         if worker_id is None:
             return  # it has just ended
+        self.put(worker_id, message)
+
+    def put(self, worker_id: int, message: InboxMessage | Question) -> None:
+        """Hand a message to this worker. Raises `EngineClosedError` when the server is shutting down."""
         try:
             self._controls[worker_id].put((self._queue_id, message))
         except (EOFError, OSError) as error:
@@ -74,13 +80,17 @@ class WorkerPool:
             if owner == worker_id
         ]
 
-    def _least_loaded(self) -> int:
+    def usable(self) -> list[int]:
+        """The workers that are warm and alive, in order. Raises `EngineClosedError` when none is."""
         if len(self._warm) < len(self._controls):
             self._warm = set(self._facts.keys())
         usable = sorted(self._warm - self._lost)
         if not usable:
             raise EngineClosedError("No worker process is left to take this request; the server is shutting down.")
-        return min(usable, key=lambda worker_id: self._loads[worker_id])
+        return usable
+
+    def _least_loaded(self) -> int:
+        return min(self.usable(), key=lambda worker_id: self._loads[worker_id])
 
 
 class WorkerClient:
@@ -89,17 +99,26 @@ class WorkerClient:
     def __init__(self) -> None:
         self._front: Front | None = None
         self._pool: WorkerPool | None = None
+        self._asker: Asker | None = None
 
     def start(self, queue_id: int, controls: Sequence[ControlQueue], facts: Mapping[int, WorkerFacts]) -> None:
         """Load the tokenizer of the workers' model. At least one worker must be warm."""
         worker = next(iter(facts.values()))
         self._pool = WorkerPool(queue_id, controls, facts)
+        self._asker = Asker(self._pool.put)
         self._front = Front(worker.info, load_text(worker.plan), self._pool.send)
 
-    def receive(self, reply: list[RequestUpdate] | WorkerLost) -> None:
-        """Hand one reply of a worker, or the news of its end, to the requests that wait for it."""
+    def receive(self, reply: Reply | WorkerLost) -> None:
+        """Hand one reply of a worker, or the news of its end, to the requests and questions that wait for it."""
         pool, front = self._started()
-        updates = pool.lose(reply.worker_id) if isinstance(reply, WorkerLost) else reply
+        if isinstance(reply, Answer):
+            self._questions().receive(reply)
+            return
+        if isinstance(reply, WorkerLost):
+            updates = pool.lose(reply.worker_id)
+            self._questions().lose(reply.worker_id)
+        else:
+            updates = reply
         pool.note(updates)
         front.deliver(updates)
 
@@ -132,9 +151,18 @@ class WorkerClient:
     async def is_alive(self) -> bool:
         return await self.is_ready()
 
-    async def metrics_text(self) -> tuple[bytes, str]:
+    async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         """The series of all workers: each writes its own to files that this process reads."""
         return await asyncio.to_thread(multiprocess_metrics)
+
+    async def inspect(self, question: str, **arguments: Any) -> list[dict[str, Any]]:
+        """One answer a living worker; see `EngineClient.inspect`."""
+        workers = self._started()[0].usable()
+        return await self._questions().ask(workers, question, arguments)
+
+    def _questions(self) -> Asker:
+        assert self._asker is not None, "the asker is made with the pool"
+        return self._asker
 
     def _started(self) -> tuple[WorkerPool, Front]:
         if self._pool is None or self._front is None:

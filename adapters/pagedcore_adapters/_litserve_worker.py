@@ -8,20 +8,24 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from pagedcore.client import ModelInfo
 from pagedcore.config import EnginePlan
 from pagedcore.engine_loop import EngineLoop, Outbox
 from pagedcore.errors import EngineClosedError
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
+from pagedcore_adapters._litserve_questions import Answer, Answerer, Question
 
 POLL_S = 0.25
 """An idle worker looks this often whether it should stop, and whether its server and its engine are still alive."""
 SEND_TIMEOUT_S = 5.0
 
-Envelope = tuple[int, InboxMessage]
+Envelope = tuple[int, InboxMessage | Question]
 """What a control queue carries: the number of the API server, and its message."""
+
+Reply = list[RequestUpdate] | Answer
+"""What goes back to an API server."""
 
 
 class ControlQueue(Protocol):
@@ -43,8 +47,12 @@ class WorkerFacts:
 class WorkerBridge:
     """Owns the way between one engine loop and the API servers; `serve` is the life of a worker process."""
 
-    def __init__(self, loop: EngineLoop, control: ControlQueue, send: Callable[[int, list[RequestUpdate]], None]) -> None:
+    def __init__(
+        self, loop: EngineLoop, control: ControlQueue, send: Callable[[int, Reply], None], inspect: Callable[..., list[dict[str, Any]]]
+    ) -> None:
+        """`inspect` answers operators' questions; `send` may be called from any thread."""
         self._loop = loop
+        self._answerer = Answerer(inspect, send)
         self._control = control
         self._send = send
         self._outgoing: queue.SimpleQueue[tuple[int, list[RequestUpdate]] | None] = queue.SimpleQueue()
@@ -67,6 +75,7 @@ class WorkerBridge:
             return  # the manager is gone, and the server with it
         finally:
             self._loop.close()
+            self._answerer.close()
             self._outgoing.put(None)
             self._sender.join(SEND_TIMEOUT_S)
 
@@ -81,6 +90,9 @@ class WorkerBridge:
         try:
             queue_id, message = self._control.get(timeout=POLL_S)
         except queue.Empty:
+            return
+        if isinstance(message, Question):
+            self._answerer.take(queue_id, message)
             return
         outbox = self._outboxes.setdefault(queue_id, partial(self._post, queue_id))
         self._num_added += isinstance(message, AddRequest)

@@ -41,7 +41,7 @@ def build_service(
     Each server on a machine needs its own BENTOML_HOME: BentoML empties the metrics folder in it when it starts.
     """
     served = settings or ServerSettings(api_keys=api_keys_from_environment())
-    app = build_app(_engine_of_this_worker, replace(served, adapter="bentoml", allow_operator_routes=False))
+    app = build_app(_engine_of_this_worker, replace(served, adapter="bentoml", serve_metrics=False))
 
     @bentoml.service(**{"name": name, "workers": 1, "traffic": {"timeout": FIRST_BYTE_TIMEOUT_S}, **options})
     @bentoml.asgi_app(app, path="/")

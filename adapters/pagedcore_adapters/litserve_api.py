@@ -52,10 +52,11 @@ class PagedLoop(LitLoop):
     """The body of a worker process: its engine, fed from its own control queue."""
 
     def __call__(self, lit_api: PagedCoreAPI, device: str, worker_id: int, request_queue: Any, transport: Any, *unused: Any) -> None:
-        def send(queue_id: int, updates: list[Any]) -> None:
-            transport.send(envelope(updates, worker_id), queue_id)
+        def send(queue_id: int, reply: Any) -> None:
+            transport.send(envelope(reply, worker_id), queue_id)
 
-        bridge = WorkerBridge(lit_api.engine.loop, lit_api.controls[worker_id], send)
+        engine = lit_api.engine
+        bridge = WorkerBridge(engine.loop, lit_api.controls[worker_id], send, engine.inspect_sync)
         # A supervisor may signal every process of the server at once: open answers end first all the same.
         signal.signal(signal.SIGTERM, lambda *_: bridge.stop_when_idle())
         bridge.serve()

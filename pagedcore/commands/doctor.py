@@ -1,4 +1,4 @@
-"""`pagedcore doctor`: facts and advice, as tables or as JSON."""
+"""`pagedcore doctor`: facts and recommendations, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagedcore.commands.advice import EMBEDDED_SHAPE, GIB, Advice, advise, read_shape
 from pagedcore.commands.machine import Machine, read_machine
+from pagedcore.commands.recommendation import EMBEDDED_SHAPE, GIB, Recommendation, read_shape, recommend
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+QUANTIZED_ON_GPU = "packed, 4 and 8 bit (triton-w4a16, triton-w8a16), in float16 and bfloat16; else a copy dequantized once"
 
-def examine(model: Path | None) -> tuple[Machine, list[Advice]]:
-    """This machine, and advice for each of its devices. Raises `CheckpointError` for a folder that is no model."""
+
+def examine(model: Path | None) -> tuple[Machine, list[Recommendation]]:
+    """This machine, and a recommendation for each of its devices. Raises `CheckpointError` for a folder that is no model."""
     machine = read_machine()
     shape = EMBEDDED_SHAPE if model is None else read_shape(model)
-    return machine, [advise(device, shape, element_bytes=element_bytes(device.kind)) for device in machine.devices]
+    return machine, [recommend(device, shape, element_bytes=element_bytes(device.kind)) for device in machine.devices]
 
 
 def element_bytes(kind: str) -> int:
@@ -26,15 +28,15 @@ def element_bytes(kind: str) -> int:
     return 4 if kind == "cpu" else 2
 
 
-def as_json(machine: Machine, advice: list[Advice]) -> dict[str, Any]:
+def as_json(machine: Machine, recommendations: list[Recommendation]) -> dict[str, Any]:
     """The same content as the tables."""
-    return {"machine": dataclasses.asdict(machine), "advice": [dataclasses.asdict(item) for item in advice]}
+    return {"machine": dataclasses.asdict(machine), "recommendations": [dataclasses.asdict(item) for item in recommendations]}
 
 
-def show(console: Console, machine: Machine, advice: list[Advice]) -> None:
-    """Print the tables, then the advice with its reasons."""
+def show(console: Console, machine: Machine, recommendations: list[Recommendation]) -> None:
+    """Print the tables, then each recommendation with its reasons."""
     console.print(_facts(machine))
-    for item in advice:
+    for item in recommendations:
         console.print(
             f"\n[bold]For {item.model} on {item.device}:[/bold] --block-size {item.block_size} --max-num-seqs {item.max_num_seqs}"
         )
@@ -56,7 +58,7 @@ def _rows(machine: Machine) -> list[tuple[str, str]]:
     return [
         ("Python", f"{machine.python} on {machine.platform}"),
         ("CPU", f"{machine.num_cpus} cores, {units}"),
-        ("quantized weights", f"on the CPU: {_quantized_on_cpu(machine)}; on a GPU: a copy dequantized once"),
+        ("quantized weights", f"on the CPU: {_quantized_on_cpu(machine)}; on a GPU: {QUANTIZED_ON_GPU}"),
         ("memory", f"{machine.host_free_bytes / GIB:.1f} GiB free of {machine.host_total_bytes / GIB:.1f} GiB"),
         *[(name, version or "not installed") for name, version in machine.packages.items()],
         *[("GPU", _gpu_line(machine, index)) for index, device in enumerate(machine.devices) if device.kind == "cuda"],

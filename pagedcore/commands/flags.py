@@ -59,8 +59,8 @@ def engine_flags() -> list[Flag]:
 
 
 def sampling_flags() -> list[Flag]:
-    """A flag for each field of `SamplingParams` that one value, or a repeated one, can express (logit_bias is a table)."""
-    left_out = {"n", "logit_bias", "logprobs", "prompt_logprobs", "detokenize"}
+    """A flag for each field of `SamplingParams` that one value, or a repeated one, can express (not logit_bias, a table)."""
+    left_out = {"n", "logit_bias", "structured_outputs", "logprobs", "prompt_logprobs", "detokenize"}
     return [flag for flag in _flags(SamplingParams, {}) if flag.field not in left_out]
 
 

@@ -23,7 +23,7 @@ pagedcore serves {model_name} at {base}/v1. Talk to it:
       model="{model_name}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of France?"}}])
   print(reply.choices[0].message.content)
 
-Metrics: {base}/metrics    Readiness: {base}/ready    Stop: Ctrl-C
+Live page: {base}/ui    Metrics: {base}/metrics    Readiness: {base}/ready    Stop: Ctrl-C
 """
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pagedcore.commands.agreement import AgreementTally, score_positions
 from pagedcore.commands.comparison import Agreement, TextScope
 from pagedcore.commands.side import Side, shared_vocab_size
+from pagedcore.commands.text_scorer import TextScorer
 from pagedcore.models.decoder import Decoder
 from pagedcore.models.progress import Progress
-from pagedcore.runtime.build import load_decoder
-from pagedcore.runtime.text_scorer import TextScorer
+from pagedcore.runtime.build import load_decoder, resolve_kv_cache_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def score_text(a: Side, b: Side, token_ids: Sequence[int], window_tokens: int, p
 
 def _score(a: Side, b: Side, token_ids: Sequence[int], window_tokens: int, progress: Progress) -> TextScores:
     models = [_load(side, progress) for side in (a, b)]
-    scorers = [TextScorer(model, max_tokens=window_tokens, block_size=a.config.block_size) for model in models]
+    scorers = [_scorer(side, model, window_tokens) for side, model in zip((a, b), models, strict=True)]
     windows = list(_windows(token_ids, window_tokens))
     vocab_size = shared_vocab_size(a, b)
     agreement = _agreement(scorers, windows, vocab_size, progress)
@@ -80,6 +80,12 @@ def _windows(token_ids: Sequence[int], window_tokens: int) -> Iterator[Sequence[
 
 def _load(side: Side, progress: Progress) -> Decoder:
     return load_decoder(side.config, side.model_dir, progress=lambda done, total: progress(f"Loading {side.label}", done, total))
+
+
+def _scorer(side: Side, model: Decoder, window_tokens: int) -> TextScorer:
+    """Keys and values are stored as the side's engine stores them."""
+    cache_dtype = resolve_kv_cache_dtype(side.config.kv_cache_dtype, model.dtype)
+    return TextScorer(model, max_tokens=window_tokens, block_size=side.config.block_size, kv_cache_dtype=cache_dtype)
 
 
 def _give_memory_back() -> None:

@@ -37,9 +37,13 @@ class TextScorer:
         max_tokens: int,
         block_size: int = 16,
         chunk_tokens: int = CHUNK_TOKENS,
+        kv_cache_dtype: torch.dtype | None = None,
         attention_backend: str = "auto",
     ) -> None:
-        """Allocates the cache on the model's device, in its dtype. Raises `ConfigError` for a back-end that does not exist."""
+        """Allocates the cache on the model's device, in `kv_cache_dtype`, or its dtype for None.
+
+        Raises `ConfigError` for a back-end that does not exist.
+        """
         self.device = torch.device(model.device)
         self.attention_backend = select_attention_backend(self.device, attention_backend)
         self._model = model
@@ -47,7 +51,8 @@ class TextScorer:
         self._block_size = block_size
         self._chunk_tokens = chunk_tokens
         layout, num_blocks = model.kv_layout, -(-max_tokens // block_size)
-        self._cache = KVCache(layout, num_blocks=num_blocks, block_size=block_size, dtype=model.dtype, device=self.device)
+        cache_dtype = kv_cache_dtype or model.dtype
+        self._cache = KVCache(layout, num_blocks=num_blocks, block_size=block_size, dtype=cache_dtype, device=self.device)
         workspace_shape = (num_blocks * block_size, 2 * layout.num_kv_heads, layout.head_dim)
         self._workspace = torch.zeros(workspace_shape, dtype=model.dtype, device=self.device)
         self._buffers = RowBuffers(max_num_seqs=1, max_model_len=max_tokens, block_size=block_size, device=self.device)

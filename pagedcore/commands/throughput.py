@@ -1,37 +1,19 @@
-"""`pagedcore bench`: a small throughput run of random prompts, all at once, on the given model."""
+"""Prompts through an engine of this process, and what they took."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagedcore.commands.bench.spread import percentile
 from pagedcore.outputs import RequestOutput, RequestTimings
 from pagedcore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from pagedcore.async_engine import AsyncEngine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What is asked of the engine. The first `num_shared_tokens` of every prompt are the same."""
-
-    num_prompts: int
-    num_prompt_tokens: int
-    num_shared_tokens: int
-    num_output_tokens: int
-    seed: int = 0
-
-    def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Random token ids, the same for the same seed."""
-        draw = random.Random(self.seed)
-        shared = [draw.randrange(vocab_size) for _ in range(min(self.num_shared_tokens, self.num_prompt_tokens))]
-        own = self.num_prompt_tokens - len(shared)
-        return [shared + [draw.randrange(vocab_size) for _ in range(own)] for _ in range(self.num_prompts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +26,7 @@ class Result:
     num_output_tokens: int
     first_token_s: list[float]
     per_output_token_s: list[float]
+    """Of each request with two tokens or more: (last - first) / (tokens - 1)."""
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -51,24 +34,7 @@ class Result:
 
     @property
     def first_token_p50_s(self) -> float:
-        return _quantile(self.first_token_s, 0.5)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The table's lines."""
-        return [
-            ("output tokens per second", f"{self.output_tokens_per_s:,.1f}"),
-            ("all tokens per second", f"{(self.num_prompt_tokens + self.num_output_tokens) / self.wall_s:,.1f}"),
-            ("prompt / output tokens", f"{self.num_prompt_tokens:,} / {self.num_output_tokens:,}"),
-            ("prompt tokens from the prefix cache", f"{self.num_cached_tokens:,} ({self.num_cached_tokens / self.num_prompt_tokens:.0%})"),
-            ("time to first token, p50 / p99", _milliseconds(self.first_token_s)),
-            ("time per output token, p50 / p99", _milliseconds(self.per_output_token_s)),
-            ("wall time", f"{self.wall_s:.2f} s"),
-        ]
-
-
-def run_load(engine: AsyncEngine, load: Load, advance: Callable[[], None]) -> Result:
-    """Send every prompt of the load at once and wait for all. See `run_prompts`."""
-    return run_prompts(engine, load.prompts(engine.info.vocab_size), load.num_output_tokens, advance)
+        return percentile(self.first_token_s, 0.5)
 
 
 def run_prompts(
@@ -98,10 +64,11 @@ def run_prompts(
         except BaseException:
             engine.close_sync()
             raise
-    return _result(outputs, time.perf_counter() - start)
+    return result_of(outputs, time.perf_counter() - start)
 
 
-def _result(outputs: list[RequestOutput], wall_s: float) -> Result:
+def result_of(outputs: Sequence[RequestOutput], wall_s: float) -> Result:
+    """Add up requests that have ended. Raises the error of the first that failed."""
     for output in outputs:
         if output.error is not None:
             raise output.error
@@ -123,14 +90,3 @@ def _span(start_s: float | None, end_s: float | None) -> float:
 
 def _decode_s(timings: RequestTimings) -> float:
     return _span(timings.first_token_s, timings.finished_s)
-
-
-def _milliseconds(values: list[float]) -> str:
-    if not values:
-        return "-"
-    p50, p99 = (_quantile(values, share) for share in (0.5, 0.99))
-    return f"{1000 * p50:,.1f} / {1000 * p99:,.1f} ms"
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

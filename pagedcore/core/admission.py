@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedcore.core.events import Admitted, Resumed, WaitingReason
+from pagedcore.core.events import Admitted, PassedOver, Resumed, WaitingReason
 from pagedcore.core.kv_cache_manager import PrefixMatch
 from pagedcore.core.lookup import LookupReport
 from pagedcore.core.placement import place
@@ -31,6 +31,7 @@ class Admission:
     def admit(self, step: StepBuilder, now_s: float) -> None:
         """Admit and resume what fits into the rest of the step's budget."""
         waiting = self._state.waiting
+        self._state.record.step.planned_s = now_s
         self._num_passed_over = 0
         self._stop_priority = None
         blocked: Request | None = None
@@ -49,6 +50,8 @@ class Admission:
                 self._stop("blocks", request)
                 return
             else:
+                if request.waiting_reason is None:
+                    self._state.record.add(PassedOver(request.request_id, now_s))
                 request.waiting_reason = "blocks"
                 self._num_passed_over += 1
                 if match is not None:
@@ -61,6 +64,11 @@ class Admission:
             return request.waiting_reason
         is_behind_class = self._stop_priority is not None and request.order_key[0] > self._stop_priority
         return "priority" if is_behind_class else self._stop_reason
+
+    @property
+    def stop_key(self) -> tuple[int, WaitingReason] | None:
+        """The priority class of the request at which the last plan stopped looking, and why; None when it looked at all."""
+        return None if self._stop_priority is None else (self._stop_priority, self._stop_reason)
 
     def waiting_by_reason(self) -> dict[str, int]:
         """Waiting requests by reason, without looking at each."""

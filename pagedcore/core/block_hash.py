@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from functools import cache
+import sys
+from array import array
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import NewType
 
@@ -25,15 +26,16 @@ def make_domain(cache_salt: str | None, tenant: str | None, lora_digest: bytes |
     return Domain(b"".join(_length_prefixed(part) for part in parts))
 
 
-def hash_block(parent: BlockHash, domain: Domain, token_ids: Sequence[int]) -> BlockHash:
-    """sha256(parent || domain || token ids as int32 little-endian)."""
-    return BlockHash(sha256(parent + domain + _packer(len(token_ids))(*token_ids)).digest())
-
-
-@cache
-def _packer(num_tokens: int) -> Callable[..., bytes]:
-    """There are as many as there are block sizes."""
-    return struct.Struct(f"<{num_tokens}i").pack
+def hash_blocks(parent: BlockHash, domain: Domain, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Of each full block that follows `parent`: sha256(parent || domain || token ids as int32 little-endian)."""
+    tokens = array("i", token_ids)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    content, num_bytes, hashes = tokens.tobytes(), block_size * tokens.itemsize, []
+    for end in range(num_bytes, len(content) + 1, num_bytes):
+        parent = BlockHash(sha256(parent + domain + content[end - num_bytes : end]).digest())
+        hashes.append(parent)
+    return hashes
 
 
 def _encode(text: str | None) -> bytes | None:

@@ -110,6 +110,10 @@ class BlockPool:
         """Most leading tokens that a resident block of the same parent shares with these; None without such a block."""
         return self._siblings.longest_common_prefix(parent_key, tuple(token_ids))
 
+    def glimpse(self, block_ids: Iterable[int]) -> list[tuple[int, bool, float]]:
+        """(owners, whether it is hashed, last use in s where it is) of blocks. From any thread: what it sees may be a step old."""
+        return [(b.ref_count, b.content is not None, b.used_s) for b in map(self._blocks.__getitem__, block_ids)]
+
     def cached_order(self) -> list[int]:
         """Cached blocks, the next to be evicted first."""
         return list(self._cached)

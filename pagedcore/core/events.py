@@ -34,12 +34,22 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A plan found no blocks for a waiting request, or waits for its prefix, and looked at later ones. Once a stay in the queue."""
+
+    request_id: str
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillChunk:
     """Prompt tokens of one request scheduled in one step."""
 
     request_id: str
     now_s: float
     num_tokens: int
+    step_id: int = 0
+    """The step that computes them: with steps in flight a later one than the step whose commit tells of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class Finished:
     """Of those, blocks that were not reused."""
 
 
-Event = Arrived | Admitted | PrefillChunk | FirstToken | Preempted | Resumed | BlockEvicted | Finished
+Event = Arrived | Admitted | PassedOver | PrefillChunk | FirstToken | Preempted | Resumed | BlockEvicted | Finished
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +145,10 @@ class StepEvents:
     """Seconds between two acquisitions of a cached block, one entry a reuse by another request than the writer."""
     avoidable_tokens: dict[str, int] = field(default_factory=dict)
     """Tokens of this step whose block had been computed before, by miss reason ("evicted", "in_flight"); filled by observe."""
+    planned_s: float | None = None
+    """When the last plan since the last commit looked at the waiting queue; None when none did."""
+    stop_key: tuple[int, WaitingReason] | None = None
+    """Where that plan stopped looking: the priority class of the request, and why. All behind it wait for that. None: it looked at all."""
     num_running: int = 0
     num_waiting: int = 0
     waiting_by_reason: dict[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from pagedcore.core.block_hash import ROOT_HASH, hash_block
+from pagedcore.core.block_hash import ROOT_HASH, hash_blocks
 from pagedcore.core.block_pool import BlockContent, BlockPool
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.lookup import BlockHash, LookupReport
@@ -38,6 +38,7 @@ class _DeferredFree:
 
 
 _NO_MATCH = PrefixMatch((), 0, None)
+_HASHED_AT_ONCE = 32
 
 
 class KVCacheManager:
@@ -221,16 +222,16 @@ class KVCacheManager:
     def _hashes(self, request: Request, num_blocks: int) -> list[BlockHash]:
         """The request's hashes, extended to at least `num_blocks`."""
         hashes = request.block_hashes
-        for index in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(hash_block(parent, request.domain, self._block_tokens(request, index)))
+        if len(hashes) < num_blocks:
+            tokens = request.token_ids[len(hashes) * self._block_size : num_blocks * self._block_size]
+            hashes += hash_blocks(hashes[-1] if hashes else ROOT_HASH, request.domain, tokens, self._block_size)
         return hashes
 
     def _lazy_hashes(self, request: Request, num_blocks: int) -> Iterator[BlockHash]:
-        """The same one by one, none before it is asked for."""
-        yield from request.block_hashes[:num_blocks]
-        for index in range(len(request.block_hashes), num_blocks):
-            yield self._hashes(request, index + 1)[index]
+        """The same, few before they are asked for: a long prompt that waits is not hashed whole to learn that its beginning is missing."""
+        for first in range(0, num_blocks, _HASHED_AT_ONCE):
+            last = min(first + _HASHED_AT_ONCE, num_blocks)
+            yield from self._hashes(request, last)[first:last]
 
     def _block_tokens(self, request: Request, index: int) -> list[int]:
         return request.token_ids[index * self._block_size : (index + 1) * self._block_size]

@@ -23,7 +23,7 @@ def place_running(state: SchedulerState, step: StepBuilder, now_s: float) -> Non
     for request in running:
         start = request.num_computed_tokens
         if start >= request.decode_limit and not _take_next_block(state, step, request, now_s):
-            if request.state is RequestState.RUNNING and request.num_known_tokens < request.max_total_tokens:
+            if request.state is RequestState.RUNNING and request.num_known_tokens < request.max_total_tokens and not request.awaits_token:
                 place_one(state, step, request, 1 + spare - step.num_extra_tokens, now_s)
             continue
         request.num_computed_tokens = start + 1
@@ -72,7 +72,8 @@ def place(state: SchedulerState, step: StepBuilder, request: Request, max_tokens
     request.num_known_tokens += samples
     request.num_ever_computed_tokens = max(request.num_ever_computed_tokens, end)
     request.last_step_id = step.step_id
-    request.decode_limit = min(len(request.block_ids) * state.limits.block_size, request.last_position) if samples else 0
+    is_plain_decode = samples and not request.is_constrained
+    request.decode_limit = min(len(request.block_ids) * state.limits.block_size, request.last_position) if is_plain_decode else 0
     state.num_live_tokens += num_tokens
     kv.publish(request, min(end, len(request.token_ids)), now_s)
     if start < request.num_prompt_tokens:
@@ -87,4 +88,4 @@ def _wanted_tokens(state: SchedulerState, request: Request, max_tokens: int) -> 
 def _record_chunk(state: SchedulerState, step: StepBuilder, request: Request, start: int, now_s: float) -> None:
     num_prompt_tokens = min(request.num_computed_tokens, request.num_prompt_tokens) - start
     step.num_prefill_tokens += num_prompt_tokens
-    state.record.add(PrefillChunk(request.request_id, now_s, num_prompt_tokens))
+    state.record.add(PrefillChunk(request.request_id, now_s, num_prompt_tokens, step.step_id))

@@ -60,6 +60,8 @@ class Request:
     """The newest step that computes this request."""
     is_plain: bool = False
     """Its next token needs nothing but to be handed on: it has a first token, wants no logprobs and runs."""
+    is_constrained: bool = field(init=False)
+    """Its next token depends on those before it in a way that the device does not know (a grammar): it is never planned ahead."""
     is_protected: bool = False
     """Holds blocks for its whole length and is never a victim."""
     num_preemptions: int = 0
@@ -86,6 +88,8 @@ class Request:
     cache_report: CacheReport | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """Collected until they go out with the first token."""
+    queued_s: float | None = None
+    """When the scheduler was given it."""
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float = 0.0
@@ -97,6 +101,7 @@ class Request:
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = self.num_known_tokens = len(self.token_ids)
         self.last_position = self.max_total_tokens - 1
+        self.is_constrained = request.params.structured_outputs is not None
         self.domain = make_domain(request.cache_salt, request.tenant)
         if request.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
@@ -105,6 +110,11 @@ class Request:
     def num_pending_tokens(self) -> int:
         """Tokens being sampled in steps in flight."""
         return self.num_known_tokens - len(self.token_ids)
+
+    @property
+    def awaits_token(self) -> bool:
+        """What it computes next is still being sampled, and has to be known first."""
+        return self.is_constrained and self.num_pending_tokens > 0
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -135,4 +145,4 @@ class Request:
         return self.add_request.params.prompt_logprobs is None
 
     def timings(self, finished_s: float | None = None) -> RequestTimings:
-        return RequestTimings(self.add_request.arrival_s, self.admitted_s, self.first_token_s, finished_s)
+        return RequestTimings(self.add_request.arrival_s, self.admitted_s, self.first_token_s, finished_s, self.queued_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagedcore.core.admission import Admission
+from pagedcore.core.block_pool import BlockPool
 from pagedcore.core.commit import commit_step, fail_step
 from pagedcore.core.ending import ABORTED, Outcome, end_request, failed
 from pagedcore.core.events import Arrived, Finished, StepEvents, WaitingReason
@@ -58,6 +59,11 @@ class Scheduler:
         self._previous_plan: StepPlan | None = None
 
     @property
+    def pool(self) -> BlockPool:
+        """The KV pool, for those who only look."""
+        return self._state.kv.pool
+
+    @property
     def has_work(self) -> bool:
         """There is something to schedule or to commit."""
         return bool(self._state.requests or self._state.in_flight)
@@ -86,7 +92,8 @@ class Scheduler:
         if not self._state.requests and not self._state.in_flight:
             self._batch_deadline_s = now_s + self.limits.max_batch_wait_s
         priority = request.priority if self.limits.scheduling_policy == "priority" else 0
-        queued = Request(add_request=request, max_total_tokens=max_total_tokens, order_key=(priority, self._num_arrivals))
+        order_key = (priority, self._num_arrivals)
+        queued = Request(add_request=request, max_total_tokens=max_total_tokens, order_key=order_key, queued_s=now_s)
         self._num_arrivals += 1
         self._state.requests[request.request_id] = queued
         self._state.waiting.add(queued)
@@ -138,6 +145,7 @@ class Scheduler:
         step = state.record.take_step()
         step.num_running, step.num_waiting = len(state.running), len(state.waiting)
         step.waiting_by_reason = self._admission.waiting_by_reason()
+        step.stop_key = self._admission.stop_key
         step.num_active_blocks = pool.num_active_blocks
         step.num_cached_blocks = pool.num_cached_blocks
         step.num_free_blocks = pool.num_free_blocks

@@ -21,13 +21,15 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 logger = logging.getLogger(__name__)
 
 
-def metrics_text(registry: CollectorRegistry | None = None) -> tuple[bytes, str]:
+def metrics_text(registry: CollectorRegistry | None = None, accept: str = "") -> tuple[bytes, str]:
     """The exposition and its content type; engines of this process are brought up to date first.
 
+    A plain process answers in OpenMetrics, with exemplars, where `accept` (a scraper's header) names it.
     `registry` None is prometheus_client's default one. When the directory of a multi-process set-up cannot be read, the
     text is a comment that says why: a scrape then shows no series, and nothing else suffers.
     """
     from prometheus_client import generate_latest
+    from prometheus_client.exposition import choose_encoder
 
     registry = default_registry() if registry is None else registry
     exporter = known_exporter(registry)
@@ -36,7 +38,12 @@ def metrics_text(registry: CollectorRegistry | None = None) -> tuple[bytes, str]
     fault = multiprocess_dir_fault()
     if fault is not None:
         return _fault_text(fault), CONTENT_TYPE
-    return multiprocess_text() if is_multiprocess() else (generate_latest(_WithoutCreated(registry)), CONTENT_TYPE)
+    if is_multiprocess():
+        return multiprocess_text()
+    if "application/openmetrics-text" not in accept:
+        return generate_latest(_WithoutCreated(registry)), CONTENT_TYPE
+    encode, content_type = choose_encoder(accept)
+    return encode(_WithoutCreated(registry)), content_type
 
 
 def multiprocess_text(directory: str | None = None) -> tuple[bytes, str]:
@@ -94,7 +101,7 @@ def start_metrics_server(port: int, addr: str = "127.0.0.1", registry: Collector
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body, content_type = metrics_text(registry)
+            body, content_type = metrics_text(registry, self.headers.get("Accept", ""))
             self.send_response(200)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

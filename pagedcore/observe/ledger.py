@@ -14,6 +14,10 @@ Key = tuple[str, ...]
 """Family name, then its label values in the order of `Family.labels`."""
 
 
+Exemplar = tuple[float, str]
+"""One observed value, and the id of the trace that it belongs to."""
+
+
 class Sink(Protocol):
     """Where a ledger's numbers go: the children of one engine in one registry."""
 
@@ -21,8 +25,8 @@ class Sink(Protocol):
 
     def set(self, key: Key, value: float) -> None: ...
 
-    def observe(self, key: Key, counts: dict[int, int], total: float) -> None:
-        """Add observations: bucket index -> how many, and the sum of their values."""
+    def observe(self, key: Key, counts: dict[int, int], total: float, exemplars: dict[int, Exemplar]) -> None:
+        """Add observations: bucket index -> how many, the sum of their values, and bucket index -> an example of them."""
         ...
 
 
@@ -33,10 +37,15 @@ class PendingHistogram:
         self._buckets = buckets
         self.counts: dict[int, int] = {}
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float) -> None:
-        self._count(bisect_left(self._buckets, value), 1)
+    def observe(self, value: float, trace_id: str | None = None) -> None:
+        """Observe a value, which is its bucket's exemplar if it belongs to a trace."""
+        index = bisect_left(self._buckets, value)
+        self._count(index, 1)
         self.total += value
+        if trace_id is not None:
+            self.exemplars[index] = (value, trace_id)
 
     def observe_many(self, values: Sequence[float]) -> None:
         """Observe each value. Sorting once and cutting at the bounds is cheaper than a search for each value."""
@@ -56,6 +65,7 @@ class PendingHistogram:
     def clear(self) -> None:
         self.counts = {}
         self.total = 0.0
+        self.exemplars = {}
 
 
 class Ledger:
@@ -76,8 +86,8 @@ class Ledger:
     def set(self, name: str, value: float, *labels: str) -> None:
         self._gauges[(name, *labels)] = value
 
-    def observe(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
+    def observe(self, name: str, value: float, trace_id: str | None = None) -> None:
+        self._histograms[name].observe(value, trace_id)
 
     def observe_many(self, name: str, values: Sequence[float]) -> None:
         self._histograms[name].observe_many(values)
@@ -108,7 +118,7 @@ class Ledger:
                 sink.set(key, value)
                 self._exported_gauges[key] = value
         for name, histogram in self._histograms.items():
-            sink.observe((name,), histogram.counts, histogram.total)
+            sink.observe((name,), histogram.counts, histogram.total, histogram.exemplars)
             histogram.clear()
 
 

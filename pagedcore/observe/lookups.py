@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from pagedcore.core.events import BlockEvicted, Finished, PrefillChunk, Resumed
 from pagedcore.core.lookup import LookupReport
@@ -21,7 +21,8 @@ class LookupBook:
         self.store = LookupStore()
         self.ideal_hit_tokens = 0
         """Prompt tokens that an unbounded cache would have served."""
-        self._avoidable: Counter[str] = Counter()
+        self._avoidable: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        """By the step that computes the tokens, and reason."""
 
     def looked_up(self, request_id: str, tenant: str, lookup: LookupReport, now_s: float) -> None:
         """Count one lookup (METRICS: once a request, at its first admission) and name its misses."""
@@ -50,7 +51,7 @@ class LookupBook:
         lookup = self.store.running(event.request_id)
         if lookup is not None:
             for reason, num_tokens in lookup.advance(event.num_tokens):
-                self._avoidable[reason] += num_tokens
+                self._avoidable[event.step_id][reason] += num_tokens
 
     def resumed(self, event: Resumed) -> None:
         """Work lost in a preemption comes again: it is counted as recomputed, and is no part of a miss."""
@@ -59,9 +60,10 @@ class LookupBook:
         if lookup is not None:
             lookup.num_to_recompute += event.num_recomputed_tokens
 
-    def take_avoidable(self) -> dict[str, int]:
-        """Avoidable tokens since the last step, by reason; counts them."""
-        avoidable, self._avoidable = self._avoidable, Counter()
+    def take_avoidable(self, step_id: int) -> dict[str, int]:
+        """Avoidable tokens of a step, and of failed ones before it, by reason; counts them."""
+        done = [step for step in self._avoidable if step <= step_id]
+        avoidable = sum((self._avoidable.pop(step) for step in done), Counter[str]())
         for reason, num_tokens in avoidable.items():
             self._ledger.add("pagedcore_miss_penalty_tokens_total", num_tokens, reason)
         return dict(avoidable)

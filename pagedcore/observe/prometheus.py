@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES, Family
-from pagedcore.observe.ledger import Key
+from pagedcore.observe.ledger import Exemplar, Key
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -79,10 +80,12 @@ class EngineSink:
         gauge: Gauge = self._child(key)  # type: ignore[assignment]
         gauge.set(value)
 
-    def observe(self, key: Key, counts: dict[int, int], total: float) -> None:
+    def observe(self, key: Key, counts: dict[int, int], total: float, exemplars: dict[int, Exemplar]) -> None:
         histogram: Histogram = self._child(key)  # type: ignore[assignment]
         if counts:
             add_observations(histogram, counts, total)
+        for index, (value, trace_id) in exemplars.items():
+            set_exemplar(histogram, index, value, trace_id)
 
 
 _exporters: weakref.WeakKeyDictionary[CollectorRegistry, Exporter] = weakref.WeakKeyDictionary()
@@ -130,6 +133,13 @@ def add_observations(histogram: Histogram, counts: dict[int, int], total: float)
     for index, num in counts.items():
         histogram._buckets[index].inc(num)  # noqa: SLF001
     histogram._sum.inc(total)  # noqa: SLF001
+
+
+def set_exemplar(histogram: Histogram, index: int, value: float, trace_id: str) -> None:
+    """Make a value its bucket's exemplar; a multi-process set-up has none and takes none."""
+    from prometheus_client.samples import Exemplar
+
+    histogram._buckets[index].set_exemplar(Exemplar({"trace_id": trace_id}, value, time.time()))  # noqa: SLF001
 
 
 def is_multiprocess() -> bool:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pagedcore.core.events import Admitted, Arrived, BlockEvicted, Finished, FirstToken, Preempted, PrefillChunk, Resumed, StepEvents
+from pagedcore.core.events import (
+    Admitted,
+    Arrived,
+    BlockEvicted,
+    Finished,
+    FirstToken,
+    PassedOver,
+    Preempted,
+    PrefillChunk,
+    Resumed,
+    StepEvents,
+)
 from pagedcore.observe.catalogue import INFO_LABELS, LEVELS, MEMORY_KINDS, PENALTY_REASONS
 from pagedcore.observe.ledger import Ledger
 from pagedcore.observe.lookups import LookupBook
@@ -70,6 +81,7 @@ class Recorder:
         self._steps = StepBook(self._ledger, info.block_size)
         self._window = RateWindow()
         self._handlers = self._make_handlers()
+        self._listeners: list[Callable[[StepEvents], None]] = []
         self._started_s = self._last_flush_s = self._last_record_s = clock()
         self._memory: dict[str, int] = {}
         self.export_fault: str | None = None
@@ -92,10 +104,16 @@ class Recorder:
             for event in step.events:
                 handlers[type(event)](event)
             if step.step_id is not None:
-                step.avoidable_tokens = self._lookups.take_avoidable()
+                step.avoidable_tokens = self._lookups.take_avoidable(step.step_id)
             self._steps.record(step)
             if not (step.num_running or step.num_waiting) or now_s - self._last_flush_s >= FLUSH_INTERVAL_S:
                 self._export(now_s)
+        for listener in self._listeners:
+            listener(step)
+
+    @property
+    def model_name(self) -> str:
+        return self._info.model_name
 
     def maybe_flush(self, now_s: float) -> None:
         """Export if the last export is at least `FLUSH_INTERVAL_S` old."""
@@ -104,6 +122,10 @@ class Recorder:
                 self._export(now_s)
 
     # ---- any thread
+
+    def add_listener(self, listener: Callable[[StepEvents], None]) -> None:
+        """Call it after each batch of events, on the engine thread: it keeps what it needs and returns."""
+        self._listeners.append(listener)
 
     def flush(self) -> None:
         """Export everything counted so far, with the windows moved to now."""
@@ -123,6 +145,18 @@ class Recorder:
         with self._lock:
             lookup = self._lookups.store.find(request_id)
             return None if lookup is None else lookup.report
+
+    def explained(self, request_id: str) -> tuple[CacheReport, tuple[str, ...]] | None:
+        """The same report, and the reason of each missed eligible block in order of position."""
+        with self._lock:
+            lookup = self._lookups.store.find(request_id)
+            return None if lookup is None else (lookup.report, lookup.misses.reasons)
+
+    def recent_rates(self) -> dict[str, float]:
+        """Hit rates of the last minute by level, "ideal" beside them; NaN where nothing was looked up."""
+        with self._lock:
+            totals, start = self._totals(), self._window.start(self._clock())
+        return {level: totals.rate_since(level, start) for level in (*LEVELS, "ideal")}
 
     def complete(self, report: CacheReport, request_id: str) -> CacheReport:
         """The core's report with the reasons of its misses added; the same one where nothing is known."""
@@ -162,6 +196,7 @@ class Recorder:
         return {
             Arrived: requests.arrived,
             Admitted: requests.admitted,
+            PassedOver: lambda _: None,  # the gauge of waiting requests counts it
             PrefillChunk: lookups.chunk,
             FirstToken: requests.first_token,
             Preempted: requests.preempted,

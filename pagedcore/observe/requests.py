@@ -11,6 +11,7 @@ from pagedcore.observe.labels import RequestLabels
 from pagedcore.observe.ledger import Ledger
 from pagedcore.observe.lookups import LookupBook
 from pagedcore.outputs import Status
+from pagedcore.traceparent import trace_id_of
 
 _SEVERITY: dict[Status, int] = {"running": 0, "completed": 1, "aborted": 2, "rejected": 3, "error": 4}
 
@@ -31,6 +32,8 @@ class Group:
     is_admitted: bool = False
     has_first_token: bool = False
     is_counted: bool = False
+    trace_id: str | None = None
+    """The caller's trace: latencies of this request may stand as exemplars."""
 
     def note_end(self, event: Finished) -> None:
         """One choice has ended."""
@@ -64,7 +67,7 @@ class RequestBook:
             return  # its id is in use: it can only be rejected, and the open request goes on
         group = self._groups.get(request.group_id)
         if group is None:
-            group = self._groups[request.group_id] = Group(request)
+            group = self._groups[request.group_id] = Group(request, trace_id=trace_id_of(request.traceparent))
         self._open[request.request_id] = (request, group)
 
     def admitted(self, event: Admitted) -> None:
@@ -75,7 +78,7 @@ class RequestBook:
         tenant = self._labels.tenant(request.tenant)
         if not group.is_admitted:
             group.is_admitted = True
-            self._ledger.observe("pagedcore_time_in_queue_seconds", event.now_s - group.request.arrival_s)
+            self._ledger.observe("pagedcore_time_in_queue_seconds", event.now_s - group.request.arrival_s, group.trace_id)
             self._ledger.add("pagedcore_prompt_tokens_total", len(request.prompt_token_ids), tenant)
         if event.lookup is not None:
             self._lookups.looked_up(event.request_id, tenant, event.lookup, event.now_s)
@@ -83,8 +86,9 @@ class RequestBook:
     def first_token(self, event: FirstToken) -> None:
         entry = self._open.get(event.request_id)
         if entry is not None and not entry[1].has_first_token:
-            entry[1].has_first_token = True
-            self._ledger.observe("pagedcore_time_to_first_token_seconds", event.now_s - entry[1].request.arrival_s)
+            group = entry[1]
+            group.has_first_token = True
+            self._ledger.observe("pagedcore_time_to_first_token_seconds", event.now_s - group.request.arrival_s, group.trace_id)
 
     def preempted(self, _: Preempted) -> None:
         self._ledger.add("pagedcore_preemptions_total", 1)
@@ -135,7 +139,7 @@ class RequestBook:
         if group.status == "rejected":
             self._ledger.add("pagedcore_rejected_requests_total", 1, event.reject_reason or "invalid")
         else:
-            self._ledger.observe("pagedcore_request_latency_seconds", event.now_s - request.arrival_s)
+            self._ledger.observe("pagedcore_request_latency_seconds", event.now_s - request.arrival_s, group.trace_id)
 
     def _forget(self, group: Group, is_last: bool) -> None:
         """Drop a group that is complete; keep a counted one a while for choices still to come."""

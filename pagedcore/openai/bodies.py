@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from pagedcore.tools.fields import Neutral
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -16,18 +17,13 @@ StopTokenIds = Annotated[list[TokenId], Field(max_length=4096, fail_fast=True)]
 BadWords = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=256, fail_fast=True)]
 Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
-Neutral = Mapping[str, tuple[object, ...]]
-"""Field that is not offered -> values, beside null, that ask for nothing."""
-
-_GUIDES = ("guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
-
 NOT_OFFERED: Neutral = {
-    **dict.fromkeys((*_GUIDES, "moderation", "prompt_cache_options", "truncate_prompt_tokens"), ()),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "moderation"), ()),
+    **dict.fromkeys(("prompt_cache_options", "truncate_prompt_tokens"), ()),
     **dict.fromkeys(("early_stopping", "return_tokens_as_token_ids", "store", "use_beam_search"), (False,)),
     **dict.fromkeys(("allowed_token_ids", "logits_processors"), ([],)),
     "length_penalty": (1,),
     "prompt_cache_retention": ("in_memory",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
 }
@@ -74,6 +70,12 @@ class GenerationBody(Body):
     min_p: float = 0.0
     seed: int | None = None
     min_tokens: int = 0
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Strings | None = None
+    guided_grammar: str | None = None
     stop: StopString | StopStrings = []
     stop_token_ids: StopTokenIds = []
     ignore_eos: bool = False
@@ -90,6 +92,7 @@ class GenerationBody(Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     request_id: str | None = None
     return_token_ids: bool = False
+    cache_report: bool = False
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -120,8 +123,8 @@ class ChatBody(TemplateFields, GenerationBody):
     not_offered: ClassVar[Neutral] = {
         **NOT_OFFERED,
         **dict.fromkeys(("audio", "chat_template", "mm_processor_kwargs", "prediction", "web_search_options"), ()),
-        **dict.fromkeys(("documents", "functions", "tools"), ([],)),
-        **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
+        **dict.fromkeys(("documents", "functions"), ([],)),
+        "function_call": ("none", "auto"),
         "echo": (False,),
         "modalities": (["text"],),
         "reasoning_effort": ("none",),
@@ -131,6 +134,8 @@ class ChatBody(TemplateFields, GenerationBody):
     messages: Messages
     logprobs: bool = False
     top_logprobs: int | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = []
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
 

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pagedcore.client import EngineClient, ModelInfo, TextFront
 from pagedcore.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
+from pagedcore.grammar.fields import FIELDS, read_structured
 from pagedcore.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
-from pagedcore.openai.chat_messages import render
 from pagedcore.openai.parsing import parse_body
 from pagedcore.openai.settings import ServerSettings
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.shown import shown
+from pagedcore.structured_outputs import StructuredOutputsParams
+from pagedcore.tools.answer import Answer, plan_answer
+from pagedcore.tools.definitions import read_tools
+from pagedcore.tools.messages import render
 
 COMPLETION_MAX_TOKENS = 16
 """max_tokens of a completion that names none. A chat completion gets as many as the model allows."""
 
-_SAMPLING_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} - {"logprobs", "max_tokens", "prompt_logprobs"}
+_SAMPLING_FIELDS = {field.name for field in dataclasses.fields(SamplingParams)} - {
+    "logprobs",
+    "max_tokens",
+    "prompt_logprobs",
+    "structured_outputs",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; `text` is there where the reply may echo it."""
+    """One prompt; `text` is there where the reply may echo or continue it."""
 
     token_ids: list[int]
     text: str = ""
@@ -39,6 +48,7 @@ class Call:
     params: SamplingParams
     body: GenerationBody
     echo: bool = False
+    answer: Answer = field(default_factory=Answer)
 
 
 def read_completion(raw: bytes, client: EngineClient, settings: ServerSettings) -> Call:
@@ -46,6 +56,7 @@ def read_completion(raw: bytes, client: EngineClient, settings: ServerSettings) 
     body = parse_body(CompletionBody, raw)
     model = _checked_model(body, client.info)
     params = _sampling_params(body, body.logprobs, body.logprobs if body.echo else None, COMPLETION_MAX_TOKENS)
+    params = params.replace(structured_outputs=_structured(body))
     prompts = _completion_prompts(body, client.text, settings)
     return Call(endpoint="completion", model=model, prompts=prompts, params=params, body=body, echo=body.echo)
 
@@ -60,9 +71,14 @@ def read_chat(raw: bytes, client: EngineClient, settings: ServerSettings) -> Cal
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _sampling_params(body, logprobs, None, None)
     text = required_text(client.text, "messages")
+    tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    answer = plan_answer(tools, _structured(body), text, settings.tool_parser)
+    rendered = render(body, body.messages, text, answer.shown_tools)
     # The template writes the special tokens itself.
-    prompt = Prompt(text.encode(render(body, body.messages, text), add_special_tokens=bool(body.add_special_tokens)))
-    return Call(endpoint="chat", model=model, prompts=(_not_empty(prompt, "messages"),), params=params, body=body)
+    prompt = Prompt(text.encode(rendered, add_special_tokens=bool(body.add_special_tokens)), rendered)
+    shows_markers = tools is not None and "skip_special_tokens" not in body.model_fields_set
+    params = params.replace(structured_outputs=answer.structured, skip_special_tokens=params.skip_special_tokens and not shows_markers)
+    return Call(endpoint="chat", model=model, prompts=(_not_empty(prompt, "messages"),), params=params, body=body, answer=answer)
 
 
 def read_tokenize(raw: bytes, client: EngineClient, settings: ServerSettings) -> dict[str, object]:
@@ -119,6 +135,10 @@ def _sampling_params(body: GenerationBody, logprobs: int | None, echoed: int | N
     given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING_FIELDS}
     scored = max((count for count in (body.prompt_logprobs, echoed) if count is not None), default=None)
     return SamplingParams(**given, max_tokens=_max_tokens(body, max_tokens), logprobs=logprobs, prompt_logprobs=scored)
+
+
+def _structured(body: GenerationBody) -> StructuredOutputsParams | None:
+    return read_structured({name: getattr(body, name) for name in FIELDS})
 
 
 def _max_tokens(body: GenerationBody, default: int | None) -> int | None:

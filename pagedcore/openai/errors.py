@@ -12,6 +12,12 @@ from pagedcore.errors import AuthenticationError, EngineClosedError, PagedCoreEr
 from pagedcore.openai.json_text import json_reply
 from pagedcore.openai.request_ids import REQUEST_ID_HEADER, request_id_of
 
+_WHY_NOT = {
+    "/v1/embeddings": ": the model generates text and makes no embeddings",
+    "/v1/responses": ": use /v1/chat/completions",
+}
+"""Path of OpenAI's that is not offered -> why."""
+
 
 def body_of(error: PagedCoreError) -> dict[str, object]:
     """The body of one of our errors, which OpenAI's clients turn into an exception."""
@@ -42,7 +48,7 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException), "registered for HTTPException"
     path = request.url.path
     message, code = {
-        404: (f"There is no route {request.method} {path}.", "unknown_url"),
+        404: (f"There is no route {request.method} {path}{_WHY_NOT.get(path, '')}.", "unknown_url"),
         405: (f"{path} does not take {request.method}.", "method_not_allowed"),
     }.get(exc.status_code, (str(exc.detail), None))
     body = _body(message, "server_error" if exc.status_code >= 500 else "invalid_request_error", code=code)

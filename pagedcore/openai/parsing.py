@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pagedcore.errors import InvalidRequestError, UnsupportedFeatureError
-from pagedcore.openai.bodies import Body, Neutral
+from pagedcore.errors import InvalidRequestError
+from pagedcore.openai.bodies import Body
 from pagedcore.openai.json_text import loads
 from pagedcore.shown import shown
+from pagedcore.tools.fields import check_fields
 
 B = TypeVar("B", bound=Body)
-
-_LONGEST_NAME = 64
-"""Characters of an unknown name that are looked at; our own are shorter."""
 
 _SIZE = re.compile(r"\w+ should have at most (\d+) (\w+).*")
 """How pydantic says that something is too long."""
@@ -32,25 +28,6 @@ def parse_body(model: type[B], raw: bytes) -> B:
         return model.model_validate(given)
     except ValidationError as error:
         raise _invalid_field(error) from None
-
-
-def check_fields(data: Mapping[str, Any], *, known: Iterable[str], not_offered: Neutral, where: str = "") -> None:
-    """Raise for the first field that is unknown, or that is not offered and asks for something."""
-    known = frozenset(known)
-    for name, value in data.items():
-        if name in not_offered:
-            if value is not None and value not in not_offered[name]:
-                field = f"{where}{name}"
-                raise UnsupportedFeatureError(f"{field}={shown(value)} is not offered by this server; leave it out.", param=field)
-        elif name not in known:
-            raise _unknown_field(name, known.union(not_offered), where)
-
-
-def _unknown_field(name: str, known: Iterable[str], where: str) -> InvalidRequestError:
-    name = name[:_LONGEST_NAME]
-    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else "leave it out."
-    return InvalidRequestError(f"{where}{name} is not a field of this request; {hint}", param=f"{where}{name}", code="unknown_field")
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:

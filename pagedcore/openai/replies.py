@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagedcore.client import TextFront
+from pagedcore.console.explanation import cache_object
 from pagedcore.errors import EngineError
 from pagedcore.openai.calls import Call
 from pagedcore.openai.logprobs import OffsetCounter, TokenTexts, chat_logprobs, completion_logprobs, prompt_logprobs
 from pagedcore.outputs import CompletionOutput, Logprob, RequestOutput
+from pagedcore.tools.answer import AnswerParser
+from pagedcore.tools.objects import delta_of, message_of
 
 JsonObject = dict[str, object]
 
@@ -64,16 +67,16 @@ class Reply:
 
     def chunks(self, prompt_index: int, output: RequestOutput) -> list[JsonObject]:
         """Chunks for what an output adds; advances the choices of that prompt."""
-        return [self._chunk([self.form(delta, is_chunk=True)]) for delta in self._advance(prompt_index, output)]
+        return [self._chunk([choice]) for delta in self._advance(prompt_index, output) for choice in self.chunk_choices(delta)]
 
     def usage_chunk(self) -> JsonObject:
-        return {**self._chunk([]), "usage": self.usage()}
+        return {**self._chunk([]), **self._totals()}
 
     def whole(self, outputs: Sequence[RequestOutput]) -> JsonObject:
         """The reply without a stream, from the last output of each prompt."""
         deltas = [delta for prompt_index, output in enumerate(outputs) for delta in self._advance(prompt_index, output)]
-        choices = [self.form(delta, is_chunk=False) for delta in sorted(deltas, key=lambda delta: delta.index)]
-        return {**self._envelope, "object": self.kind, "choices": choices, "usage": self.usage()}
+        choices = [self.form(delta) for delta in sorted(deltas, key=lambda delta: delta.index)]
+        return {**self._envelope, "object": self.kind, "choices": choices, **self._totals()}
 
     def usage(self) -> JsonObject:
         """Tokens so far, counted by the engine; a prompt counts once, whatever n is."""
@@ -83,6 +86,11 @@ class Reply:
         counts = {"prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": num_prompt + num_completion}
         return {**counts, "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}}
 
+    def _totals(self) -> JsonObject:
+        """Usage, and with cache_report where the prompts' tokens came from."""
+        reports = [output.cache for output in self._latest.values() if output.cache is not None]
+        return {"usage": self.usage(), **({"cache": cache_object(reports)} if self.call.body.cache_report else {})}
+
     def check_ended(self) -> None:
         """Raise `EngineError` unless every choice has its finish_reason."""
         if not all(progress.has_ended for progress in self._progress):
@@ -90,8 +98,13 @@ class Reply:
 
     # ---- the form of one choice
 
-    def form(self, delta: Delta, *, is_chunk: bool) -> JsonObject:
+    def form(self, delta: Delta) -> JsonObject:
+        """A choice of the whole reply."""
         raise NotImplementedError
+
+    def chunk_choices(self, delta: Delta) -> list[JsonObject]:
+        """The same as one choice each of as many chunks as it takes."""
+        return [self.form(delta)]
 
     def choice(self, new: Delta, logprobs: JsonObject | None, /, **form: object) -> JsonObject:
         """What the forms have in common, and beyond OpenAI's fields what was asked for and why a finished choice stopped."""
@@ -139,7 +152,7 @@ class CompletionReply(Reply):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl"
 
-    def form(self, delta: Delta, *, is_chunk: bool) -> JsonObject:
+    def form(self, delta: Delta) -> JsonObject:
         echoes = self.call.echo and delta.is_first
         prompt = self.call.prompts[delta.index // self.call.params.n].text if echoes else ""
         return self.choice(delta, self._logprobs(delta, echoes=echoes), text=prompt + delta.text)
@@ -164,18 +177,42 @@ class ChatReply(Reply):
     chunk_kind = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
+    def __init__(self, call: Call, request_id: str, text: TextFront | None, role: str) -> None:
+        super().__init__(call, request_id, text, role)
+        self._parsers: dict[int, AnswerParser] = {}
+
     def opening(self) -> list[JsonObject]:
         """The role of each choice."""
         begun = {"delta": {"role": self.role, "content": ""}, "logprobs": None, "finish_reason": None}
         return [self._chunk([{"index": index, **begun}]) for index in range(self.call.params.n)]
 
-    def form(self, delta: Delta, *, is_chunk: bool) -> JsonObject:
+    def form(self, delta: Delta) -> JsonObject:
+        message = message_of(self._parser(delta.index).push(delta.text, is_last=True), self.role)
+        return self._with_reason(delta, self.choice(delta, self._logprobs(delta), message=message))
+
+    def chunk_choices(self, delta: Delta) -> list[JsonObject]:
+        """One for each piece of text and of a call; the last one has what belongs to all of them."""
+        forms = [delta_of(part) for part in self._parser(delta.index).push(delta.text, is_last=delta.choice.finished)]
+        if not forms and not (delta.choice.finished or delta.is_first or self._shows_tokens):
+            return []
+        *before, last = forms or [{}]
+        plain: list[JsonObject] = [{"index": delta.index, "delta": form, "logprobs": None, "finish_reason": None} for form in before]
+        logprobs = self._logprobs(delta) if delta.token_ids else None
+        return [*plain, self._with_reason(delta, self.choice(delta, logprobs, delta=last))]
+
+    def _parser(self, index: int) -> AnswerParser:
+        if index not in self._parsers:
+            self._parsers[index] = self.call.answer.parser(self.call.prompts[0].text)
+        return self._parsers[index]
+
+    def _logprobs(self, delta: Delta) -> JsonObject | None:
         num_top = self.call.params.logprobs
-        has_none = num_top is None or (is_chunk and not delta.token_ids)
-        logprobs = None if has_none else chat_logprobs(delta.token_ids, delta.logprobs, num_top or 0, self.texts)
-        if is_chunk:
-            return self.choice(delta, logprobs, delta={"content": delta.text} if delta.text else {})
-        return self.choice(delta, logprobs, message={"role": self.role, "content": delta.text, "refusal": None})
+        return None if num_top is None else chat_logprobs(delta.token_ids, delta.logprobs, num_top, self.texts)
+
+    def _with_reason(self, delta: Delta, choice: JsonObject) -> JsonObject:
+        """An answer that calls ends with the calls."""
+        ends_with_calls = choice["finish_reason"] == "stop" and self._parser(delta.index).has_calls
+        return {**choice, "finish_reason": "tool_calls"} if ends_with_calls else choice
 
 
 REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "completion": CompletionReply}

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, and those that operators ask."""
+"""OpenAI's routes. Health and what operators ask are in `pagedcore.console`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from pagedcore.client import ModelInfo
-from pagedcore.errors import EngineClosedError, PagedCoreError
+from pagedcore.errors import PagedCoreError
 from pagedcore.openai.calls import read_chat, read_completion, read_detokenize, read_tokenize, served_model
 from pagedcore.openai.errors import add_error_handlers, error_response
 from pagedcore.openai.json_text import json_reply
@@ -45,11 +45,15 @@ class OpenAIRoute(APIRoute):
 
 def build_router(client: ClientOrGetter, settings: ServerSettings | None = None) -> APIRouter:
     """The routes over an engine, or over a function that returns it, for hosts that create it after the routes."""
+    from pagedcore.console.routes import add_health_routes, add_operator_routes  # they are built on this package
+
     service = OpenAIService(client, settings or ServerSettings())
     router = APIRouter(route_class=OpenAIRoute)
     _add_generation_routes(router, service)
     _add_model_routes(router, service)
-    _add_operator_routes(router, service)
+    add_health_routes(router, service)
+    if service.settings.allow_operator_routes:
+        add_operator_routes(router, service)
     return router
 
 
@@ -96,27 +100,3 @@ def _add_model_routes(router: APIRouter, service: OpenAIService) -> None:
 def _model_card(name: str, info: ModelInfo) -> dict[str, object]:
     card = {"id": name, "object": "model", "created": info.created_s, "owned_by": "pagedcore"}
     return {**card, "root": info.model_names[0], "parent": None, "max_model_len": info.max_model_len}
-
-
-def _add_operator_routes(router: APIRouter, service: OpenAIService) -> None:
-    retry_after_s = service.settings.retry_after_s
-
-    @router.get("/health")
-    async def health() -> Response:
-        if not await service.client.is_alive():
-            raise EngineClosedError("The engine loop does not run.", retry_after_s=retry_after_s)
-        return json_reply({"status": "ok"})
-
-    @router.get("/ready")
-    async def ready() -> Response:
-        if not await service.client.is_ready():
-            raise EngineClosedError("The engine is loading, warming up or draining.", retry_after_s=retry_after_s)
-        return json_reply({"status": "ready"})
-
-    if not service.settings.allow_operator_routes:
-        return
-
-    @router.get("/metrics")
-    async def metrics() -> Response:
-        text, content_type = await service.client.metrics_text()
-        return Response(text, headers={"Content-Type": content_type})

@@ -80,7 +80,7 @@ class OpenAIService:
         context = RequestContext(priority=call.body.priority, tenant=tenant, cache_salt=call.body.cache_salt, adapter=self.settings.adapter)
         client = self.client
         reply = REPLIES[call.endpoint](call, request_id, client.text, self.settings.response_role)
-        outputs = run_call(client, call, request_id, context)
+        outputs = run_call(client, call, request_id, context.in_trace(request.headers.get("traceparent")))
         if not call.body.stream:
             return json_reply(await until_disconnect(request.receive, _whole(reply, outputs)))
         first = await until_disconnect(request.receive, anext(outputs, None))
@@ -119,4 +119,5 @@ async def _events(reply: Reply, first: IndexedOutput, outputs: AsyncGenerator[In
             logger.warning("request %s: its stream ended with an error: %s", reply.request_id, error)
             yield sse_error(body_of(error))
             return
-    yield (sse(reply.usage_chunk()) if reply.call.body.stream_options.include_usage else b"") + DONE
+    has_totals = reply.call.body.stream_options.include_usage or reply.call.body.cache_report
+    yield (sse(reply.usage_chunk()) if has_totals else b"") + DONE

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pagedcore.console.indicators import Targets
 from pagedcore.errors import ConfigError
+from pagedcore.tools.forms import FORMS, FormName
 
 AdapterName = Literal["litserve", "bentoml", "langchain", "library"]
 
@@ -28,9 +30,17 @@ class ServerSettings:
     retry_after_s: float = 5.0
     """Retry-After of /ready and /health while they answer 503."""
     allow_operator_routes: bool = True
-    """Serve /metrics. False where the host serves it, or where the port is public."""
+    """Serve /metrics, /v1/stats, /v1/cache/..., /v1/requests, /v1/trace and /ui. False where the port is public."""
+    serve_metrics: bool = True
+    """Serve /metrics among them. False where the host serves it."""
+    ui_show_text: bool = False
+    """Let the live page show how prompts begin and where they left the cached ones."""
+    targets: Targets = field(default_factory=Targets)
+    """What the indicators of the live page are judged by."""
     adapter: AdapterName = "library"
     """The host framework, as the `adapter` label on metrics."""
+    tool_parser: FormName = "auto"
+    """How the model writes calls of tools; "auto" reads it off the chat template."""
     response_role: str = "assistant"
     """Role of the messages that chat completions answer with."""
 
@@ -39,6 +49,8 @@ class ServerSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r} and must be an integer of at least 1.")
+        if self.tool_parser not in ("auto", *FORMS):
+            raise ConfigError(f"tool_parser is {self.tool_parser!r} and must be one of auto, {', '.join(FORMS)}.")
         if not self.retry_after_s > 0:
             raise ConfigError(f"retry_after_s is {self.retry_after_s!r} and must be above 0.")
         api_keys: object = self.api_keys

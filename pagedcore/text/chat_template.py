@@ -48,11 +48,15 @@ class ChatTemplate:
         text = _render(self._source(bool(options["tools"])), {**options, "messages": conversation})
         return _cut_at_mark(text) if continues else text
 
+    def source(self, *, with_tools: bool) -> str | None:
+        """The text of the template that a conversation, or one with tools, is rendered by."""
+        own = self._sources.get(_DEFAULT)
+        return self._sources.get(_WITH_TOOLS, own) if with_tools else own
+
     def _source(self, has_tools: bool) -> str:
-        names = (_WITH_TOOLS, _DEFAULT) if has_tools else (_DEFAULT,)
-        for name in names:
-            if name in self._sources:
-                return self._sources[name]
+        source = self.source(with_tools=has_tools)
+        if source is not None:
+            return source
         raise InvalidRequestError(_no_template_message(self._sources), param="messages", code="chat_template_missing")
 
 

@@ -48,6 +48,10 @@ class Tokenizer:
     def bos_token_id(self) -> int | None:
         return self._special_id("bos_token")
 
+    def to_json(self) -> str:
+        """The text of a tokenizer.json that means the same."""
+        return self._backend.to_str()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the tokenizer's post-processor adds.
 
@@ -80,6 +84,10 @@ class Tokenizer:
         Raises `InvalidRequestError` without a template, or when it refuses the messages.
         """
         return self._template.render(messages, self._special_tokens, template_kwargs)
+
+    def chat_template(self, *, with_tools: bool) -> str | None:
+        """The text of the template, which for conversations with tools may be another one; None where there is none."""
+        return self._template.source(with_tools=with_tools)
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")

@@ -116,6 +116,34 @@ def test_sixteen_streams_at_once_equal_one_at_a_time(served: Served) -> None:
     assert all(together)
 
 
+def test_an_operator_sees_the_requests_why_they_missed_and_the_live_page(served: Served) -> None:
+    def ask(request_id: str, ending: str) -> None:
+        prompt = "The bank answers in short and polite sentences and cites the rule that applies. " * 4 + ending
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4}
+        assert httpx.post(served.url + "/v1/completions", json=body, headers={"X-Request-Id": request_id}, timeout=120).status_code == 200
+
+    ask("explained-1", "How do I block my card?")
+    ask("explained-2", "How do I order a new one?")
+    explained = served.get("/v1/cache/explain/explained-2").json()
+    assert sum(explained["tokens"].values()) == explained["prompt_tokens"]
+    assert explained["tokens"]["pool"] >= 48
+    left = explained["first_divergence"]
+    assert left["token"] == explained["nearest_cached_prefix_tokens"]
+    assert (left["text_before"].endswith("How do I"), left["text_after"].startswith(" order a new")) == (True, True)
+    assert [one["request_id"] for one in served.get("/v1/requests?search=explained").json()["data"]] == ["explained-2", "explained-1"]
+    events = [event["name"] for event in served.get("/v1/requests/explained-1").json()["events"]]
+    assert (events[0], events[-1]) == ("arrived", "finished")
+    (stats,) = served.get("/v1/stats").json()["data"]
+    assert stats["num_finished"]["completed"] >= 2
+    assert served.get("/v1/cache/advice").json()["data"][0]["num_lookups"] >= 2
+    assert {"explained-1", "explained-2"} <= {event["name"] for event in served.get("/v1/trace").json()["traceEvents"]}
+    assert "text_before" not in served.get("/ui/request/explained-2").text
+    assert "default-src 'none'" in served.get("/ui").headers["Content-Security-Policy"]
+    with httpx.stream("GET", served.url + "/ui/feed", timeout=30) as reply:
+        event = json.loads(next(reply.iter_lines()).removeprefix("data: "))
+    assert event["engines"][0]["blocks"]["num_blocks"] == CONFIG["num_kv_blocks"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_the_generation(served: Served, stream: bool) -> None:
     def num_aborted() -> float:

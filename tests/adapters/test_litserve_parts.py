@@ -7,6 +7,7 @@ import queue
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,10 @@ class Inbox:
         raise queue.Empty
 
 
+def make_bridge(loop: FakeLoop, inbox: Inbox, send: Callable[..., object], inspect: Callable[..., Any] = lambda *_: [{}]) -> WorkerBridge:
+    return WorkerBridge(loop, inbox, send, inspect)  # type: ignore[arg-type]
+
+
 def started(loop: FakeLoop) -> FakeLoop:
     loop.start()
     return loop
@@ -174,7 +179,7 @@ def test_updates_go_back_to_the_api_server_that_asked_one_message_a_step_at_most
     loop._is_gathering, loop.gather = True, 3
     inbox = Inbox((0, add("a")), (0, add("b")), (1, add("c")))
     sent: list[tuple[int, list[RequestUpdate]]] = []
-    bridge = WorkerBridge(loop, inbox, lambda queue_id, updates: sent.append((queue_id, list(updates))))  # type: ignore[arg-type]
+    bridge = make_bridge(loop, inbox, lambda queue_id, updates: sent.append((queue_id, list(updates))))
     inbox.may_end = lambda: sum(update.finish_reason is not None for _, updates in sent for update in updates) == 3
     bridge.serve()
     by_server = {queue_id: {update.request_id for one, updates in sent if one == queue_id for update in updates} for queue_id in (0, 1)}
@@ -186,7 +191,7 @@ def test_updates_go_back_to_the_api_server_that_asked_one_message_a_step_at_most
 
 def test_the_engine_is_closed_when_the_server_is_gone(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
-    WorkerBridge(loop, Inbox(), lambda *_: None).serve()  # type: ignore[arg-type]
+    make_bridge(loop, Inbox(), lambda *_: None).serve()
     assert loop.is_closed
 
 
@@ -196,13 +201,13 @@ def test_a_worker_whose_engine_has_ended_ends_too_and_says_why(tmp_path: Path) -
     inbox = Inbox()
     inbox.may_end = lambda: False
     with pytest.raises(EngineClosedError, match="The engine is closed"):
-        WorkerBridge(loop, inbox, lambda *_: None).serve()  # type: ignore[arg-type]
+        make_bridge(loop, inbox, lambda *_: None).serve()
 
 
 def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     sent: list[RequestUpdate] = []
-    bridge = WorkerBridge(loop, Inbox((0, add("a")), (0, AbortRequest("a"))), lambda _, updates: sent.extend(updates))  # type: ignore[arg-type]
+    bridge = make_bridge(loop, Inbox((0, add("a")), (0, AbortRequest("a"))), lambda _, updates: sent.extend(updates))
     bridge._sender.start()
     loop.close()
     bridge._take()
@@ -216,7 +221,7 @@ def test_a_worker_told_to_stop_ends_only_after_its_open_requests_and_sends_all_o
     inbox = Inbox((0, add("a")), (0, AbortRequest("gone")), (1, add("b")))
     inbox.may_end = lambda: False
     sent: list[RequestUpdate] = []
-    bridge = WorkerBridge(loop, inbox, lambda _, updates: sent.extend(updates))  # type: ignore[arg-type]
+    bridge = make_bridge(loop, inbox, lambda _, updates: sent.extend(updates))
     bridge._take()
     bridge.stop_when_idle()
     bridge.serve()
@@ -229,14 +234,14 @@ def test_a_worker_told_to_stop_ends_only_after_its_open_requests_and_sends_all_o
 def test_a_worker_told_to_stop_while_idle_ends_at_once(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     inbox = Inbox((0, add("never taken")))
-    bridge = WorkerBridge(loop, inbox, lambda *_: None)  # type: ignore[arg-type]
+    bridge = make_bridge(loop, inbox, lambda *_: None)
     bridge.stop_when_idle()
     bridge.serve()
     assert len(inbox.messages) == 1
 
 
 def test_steps_that_pile_up_travel_together(tmp_path: Path) -> None:
-    bridge = WorkerBridge(FakeLoop(make_byte_tokenizer(tmp_path)), Inbox(), lambda *_: None)  # type: ignore[arg-type]
+    bridge = make_bridge(FakeLoop(make_byte_tokenizer(tmp_path)), Inbox(), lambda *_: None)
     for queue_id, name in [(0, "a"), (1, "b"), (0, "c")]:
         bridge._post(queue_id, [last_update(name)])
     batches = bridge._next_batches()

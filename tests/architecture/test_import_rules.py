@@ -22,6 +22,8 @@ HEAVY = (
     "litserve",
     "bentoml",
     "langchain_core",
+    "llguidance",
+    "opentelemetry",
     "typer",
 )
 

@@ -50,15 +50,15 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_the_commands_and_each_has_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     overview = capsys.readouterr().out
-    for command in ("serve", "chat", "generate", "bench", "compare", "doctor"):
+    for command in ("serve", "chat", "generate", "bench", "compare", "doctor", "status"):
         assert f"\n  {command} " in overview
         assert run(command, "--help") == 0
         assert "Usage: pagedcore " + command in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["serve", "bench"])
+@pytest.mark.parametrize("command", ["serve", "bench throughput", "bench latency", "bench prefix", "bench serve"])
 def test_every_engine_setting_is_a_flag_of(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command, "--help") == 0
+    assert run(*command.split(), "--help") == 0
     shown = capsys.readouterr().out
     for field in EngineConfig.__dataclass_fields__:
         assert f"--{field.replace('_', '-')} " in shown, field
@@ -122,18 +122,6 @@ def test_chat_reads_until_the_end_of_the_input(
     assert engine.asked[0][0] == "system:Be brief.\nuser:hello\n"
     assert engine.config.model == "some-model"
     assert engine.is_closed
-
-
-def test_bench_prints_a_table_of_exactly_what_was_asked(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "--num-prompts", "3", "--prompt-tokens", "10", "--shared-tokens", "4", "--output-tokens", "2") == 0
-    out = capsys.readouterr().out
-    assert "30 / 6" in out
-    assert "scripted, float32, cpu, block_size 16" in out
-    prompts = [prompt for prompt, _, _ in engine.asked]
-    assert len(prompts) == 3
-    assert len({tuple(prompt[:4]) for prompt in prompts}) == 1
-    assert len({tuple(prompt[4:]) for prompt in prompts}) == 3
-    assert all(params.ignore_eos and params.max_tokens == 2 for _, params, _ in engine.asked)
 
 
 class FakeServer:
@@ -208,16 +196,25 @@ def test_the_api_key_may_come_from_the_environment(server: FakeServer, monkeypat
     assert server.built[1]["settings"].api_keys == ("from-env",)
 
 
+def test_the_form_of_tool_calls_may_be_forced(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--tool-parser", "llama3") == 0
+    assert server.built is not None
+    assert server.built[1]["settings"].tool_parser == "llama3"
+    assert run("serve", "--tool-parser", "qwen") == 2
+    assert "tool_parser is 'qwen' and must be one of auto, hermes, llama3, mistral." in capsys.readouterr().err
+
+
 @pytest.mark.needs_torch
 def test_doctor_prints_the_same_facts_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["machine"]["packages"]["torch"] == importlib.metadata.version("torch")
-    assert report["advice"][0]["block_size"] == 16
+    assert report["recommendations"][0]["block_size"] == 16
     assert run("doctor") == 0
     shown = capsys.readouterr().out
     assert importlib.metadata.version("torch") in shown
-    assert f"--max-num-seqs {report['advice'][0]['max_num_seqs']}" in shown
+    assert "triton-w4a16" in shown
+    assert f"--max-num-seqs {report['recommendations'][0]['max_num_seqs']}" in shown
 
 
 @pytest.mark.needs_torch

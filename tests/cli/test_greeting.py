@@ -23,3 +23,7 @@ def test_the_address_to_type(host: str, url: str) -> None:
 def test_the_greeting_asks_for_a_key_only_where_there_is_one() -> None:
     assert "PAGEDCORE_API_KEY" not in greeting("h", 1, "m", needs_key=False)
     assert "Authorization: Bearer $PAGEDCORE_API_KEY" in greeting("h", 1, "m", needs_key=True)
+
+
+def test_the_greeting_says_where_the_live_page_is() -> None:
+    assert "Live page: http://h:1/ui " in greeting("h", 1, "m", needs_key=False)

@@ -1,4 +1,4 @@
-"""`pagedcore bench`: how a run ends."""
+"""Prompts through an engine: how a run ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagedcore.commands.throughput import Load, run_load
+from pagedcore.commands.throughput import run_prompts
 from pagedcore.errors import StepFailedError
 from pagedcore.outputs import RequestOutput
 from support.scripted_engine import ScriptedEngine
@@ -33,9 +33,8 @@ class HalfStuckEngine(ScriptedEngine):
 
 
 def test_a_run_that_fails_or_is_stopped_does_not_wait_for_the_other_requests() -> None:
-    load = Load(num_prompts=4, num_prompt_tokens=8, num_shared_tokens=0, num_output_tokens=2)
     engine = HalfStuckEngine()
-    engine.first_token = load.prompts(256)[0][0]
+    engine.first_token = 7
     with pytest.raises(StepFailedError):
-        run_load(engine, load, lambda: None)  # type: ignore[arg-type]
+        run_prompts(engine, [[7, 1], [8, 1], [9, 1], [10, 1]], 2, lambda: None)  # type: ignore[arg-type]
     assert engine.closed.is_set()

@@ -191,7 +191,7 @@ def test_prompt_logprobs_read_nothing_and_publish_for_others() -> None:
 
 
 def test_with_caching_off_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagedcore.core.kv_cache_manager.hash_block", None)
+    monkeypatch.setattr("pagedcore.core.kv_cache_manager.hash_blocks", None)
     driver = Driver.make(enable_prefix_caching=False)
     for name in ("a", "b"):
         driver.add(name, [*STEM, 1], max_tokens=8)

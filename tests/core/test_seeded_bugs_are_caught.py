@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pagedcore.core import admission, commit, kv_cache_manager, placement
-from pagedcore.core.block_hash import ROOT_HASH
+from pagedcore.core.block_hash import ROOT_HASH, Domain
 from pagedcore.core.block_pool import BlockPool
 from pagedcore.core.kv_cache_manager import KVCacheManager
+from pagedcore.core.lookup import BlockHash
 from pagedcore.core.request import Request, RequestState
 from pagedcore.core.state import SchedulerState
 from pagedcore.core.step import AdmittedRow
@@ -55,11 +56,18 @@ def publishes_partial_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def hashes_without_the_parent(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, kv_cache_manager, "hash_block", lambda original: lambda parent, domain, ids: original(ROOT_HASH, domain, ids))
+    def make(original: Callable[..., list[BlockHash]]) -> Callable[..., list[BlockHash]]:
+        def mutant(parent: BlockHash, domain: Domain, token_ids: list[int], block_size: int) -> list[BlockHash]:
+            starts = range(0, len(token_ids), block_size)
+            return [original(ROOT_HASH, domain, token_ids[start : start + block_size], block_size)[0] for start in starts]
+
+        return mutant
+
+    wrap(patch, kv_cache_manager, "hash_blocks", make)
 
 
 def hashes_without_the_domain(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, kv_cache_manager, "hash_block", lambda original: lambda parent, domain, ids: original(parent, b"", ids))
+    wrap(patch, kv_cache_manager, "hash_blocks", lambda original: lambda parent, domain, ids, size: original(parent, b"", ids, size))
 
 
 def evicts_a_live_block(patch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,19 @@ def test_avoidable_tokens_planned_between_steps_belong_to_the_next_step() -> Non
     assert engine.recorder.stats().miss_penalty_seconds["in_flight"] == pytest.approx(4 / 5)
 
 
+def test_avoidable_tokens_of_a_step_in_flight_are_not_of_the_step_whose_commit_tells_of_them() -> None:
+    engine = Engine()
+    engine.step(Arrived(make_add("r1", num_tokens=9), 1000.0), Admitted("r1", 1000.0, make_lookup("a?", "b?")))
+    engine.clock.now_s = 1001.0
+    first = engine.step(
+        PrefillChunk("r1", 1000.0, 4, step_id=1), PrefillChunk("r1", 1000.5, 5, step_id=2), step_id=1, submitted_s=1000.0, num_tokens=8
+    )
+    engine.clock.now_s = 1011.0
+    second = engine.step(step_id=2, submitted_s=1001.0, num_tokens=5)
+    assert (first.avoidable_tokens, second.avoidable_tokens) == ({"in_flight": 4}, {"in_flight": 4})
+    assert engine.recorder.stats().miss_penalty_seconds["in_flight"] == pytest.approx(1.0 * 4 / 8 + 10.0 * 4 / 5)
+
+
 def test_work_repeated_after_a_preemption_is_recomputed_and_no_penalty() -> None:
     engine = Engine()
     request = make_add("r1", num_tokens=13)

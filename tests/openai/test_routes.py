@@ -44,12 +44,20 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("path", "words"), [("/v1/embeddings", "makes no embeddings"), ("/v1/responses", "use /v1/chat/completions")])
+async def test_a_route_of_openai_that_is_not_offered_says_why(path: str, words: str) -> None:
+    response = await ask(build_app(FakeClient()), "POST", path, json={"model": "fake-model", "input": "a"})
+    assert response.status_code == 404
+    assert error_of(response)["message"].endswith(words + ".")
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("POST", "/v1/embeddings", 404, "unknown_url"),
-        ("GET", "/v1/cache/explain/abc", 404, "unknown_url"),
-        ("GET", "/v1/cache/advice", 404, "unknown_url"),
+        ("GET", "/v1/cache/explain/abc", 404, "request_not_found"),
+        ("GET", "/v1/cache/nothing", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/models/none", 404, "model_not_found"),
         ("POST", "/v1/completions/", 404, "unknown_url"),
@@ -130,11 +138,8 @@ async def test_a_wrong_completion_body_is_a_400_that_names_the_field(body: dict[
 
 
 REFUSED: list[tuple[str, Any, list[Any]]] = [
-    ("tools", [{"type": "function"}], [None, []]),
-    ("tool_choice", "required", [None, "none", "auto"]),
     ("functions", [{}], [None, []]),
     ("function_call", {"name": "f"}, [None, "none", "auto"]),
-    ("response_format", {"type": "json_object"}, [None, {"type": "text"}]),
     ("modalities", ["text", "audio"], [None, ["text"]]),
     ("audio", {"voice": "x"}, [None]),
     ("prediction", {"type": "content"}, [None]),
@@ -143,7 +148,7 @@ REFUSED: list[tuple[str, Any, list[Any]]] = [
     ("reasoning_effort", "high", [None, "none"]),
     ("verbosity", "low", [None, "medium"]),
     ("store", True, [None, False]),
-    ("guided_json", {}, [None]),
+    ("guided_decoding_backend", "outlines", [None]),
     ("use_beam_search", True, [None, False]),
     ("best_of", 2, [None, 1]),
     ("echo", True, [None, False]),
@@ -167,13 +172,14 @@ async def test_a_field_that_is_not_offered_is_refused_unless_it_asks_for_nothing
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "tool", "content": "x", "tool_call_id": None},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "function", "content": "x", "name": "f"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "user", "content": "x", "tool_calls": [{"id": "1"}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "user", "content": [{"type": "input_audio"}]},
     ],
 )
-async def test_tools_and_pictures_in_messages_are_refused_as_not_offered(message: dict[str, Any]) -> None:
+async def test_older_calls_and_pictures_in_messages_are_refused_as_not_offered(message: dict[str, Any]) -> None:
     response = await ask(build_app(FakeClient()), "POST", "/v1/chat/completions", json={"messages": [message]})
     assert response.status_code == 400
     assert error_of(response)["code"] == "unsupported_feature"

@@ -10,13 +10,13 @@ import torch
 
 from pagedcore import EngineConfig, SamplingParams
 from pagedcore.outputs import CompletionOutput, Logprob
-from support.parity import NEAR_TIE_GAPS, Reference, assert_same_tokens, near_tie_gap
+from support.parity import FLOAT8_TIE_GAP, NEAR_TIE_GAPS, Reference, assert_same_tokens, near_tie_gap
 
 REFERENCE = Reference([5, 6, 7, 8], [2.0, 0.0009, 0.001, 3.0])
 
 
 def plan_of(dtype: str, **options: Any) -> Any:
-    return SimpleNamespace(config=EngineConfig(**options), dtype=dtype)
+    return SimpleNamespace(config=EngineConfig(**options), dtype=dtype, kv_cache_dtype=dtype)
 
 
 def choice_of(*steps: dict[int, float], index: int = 0) -> CompletionOutput:
@@ -28,6 +28,12 @@ def choice_of(*steps: dict[int, float], index: int = 0) -> CompletionOutput:
 def test_the_limits_are_those_of_the_design() -> None:
     assert NEAR_TIE_GAPS == {"float32": 1e-3, "bfloat16": 0.05}
     assert near_tie_gap(plan_of("bfloat16")) == 0.05
+
+
+def test_a_cache_of_8_bits_has_a_limit_of_its_own() -> None:
+    plan = plan_of("bfloat16")
+    plan.kv_cache_dtype = "fp8_e4m3"
+    assert near_tie_gap(plan) == FLOAT8_TIE_GAP
 
 
 def test_dummy_weights_have_no_near_ties() -> None:

@@ -90,6 +90,16 @@ def test_preempted_requests_resume_to_the_same_tokens(alone: list[RequestOutput]
         assert stats.num_active_blocks == 0
 
 
+def test_float8_keys_give_the_same_tokens_but_for_near_ties() -> None:
+    with real_llm(kv_cache_dtype="fp8", enable_prefix_caching=False) as llm:
+        alone = run_alone(llm, with_logprobs(REQUESTS))
+        again = run_alone(llm, with_logprobs(REQUESTS[:1]))[0]
+        assert again.outputs[0].logprobs == alone[0].outputs[0].logprobs, "the same steps give the same"
+    for options in ({"max_num_batched_tokens": 64}, {"block_size": 8, "num_kv_blocks": 48, "max_model_len": 384}):
+        with real_llm(kv_cache_dtype="fp8", **options) as llm:
+            check(llm, alone, run_together(llm, REQUESTS))
+
+
 def test_few_rows_and_another_order_give_the_same_tokens(alone: list[RequestOutput]) -> None:
     with real_llm(max_num_seqs=3, scheduling_policy="priority") as llm:
         prompts, params = [request.prompt for request in REQUESTS], [request.params for request in REQUESTS]

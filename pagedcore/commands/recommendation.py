@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagedcore.commands.machine import Device
 from pagedcore.config import BLOCK_SIZES, EngineConfig
 
+if TYPE_CHECKING:
+    from pagedcore.quant.checkpoint_format import PackedLayout
+
 TYPICAL_REQUEST_TOKENS = 1024
-"""Prompt and output of the request that the advice is for."""
+"""Prompt and output of the request that is recommended for."""
 
 MAX_TABLE_BLOCKS = 4096
 """A longer block table a request is worth a larger block."""
@@ -27,10 +31,14 @@ class ModelShape:
     max_model_len: int
     quantization: str | None = None
     """How the checkpoint stores its matrices, as `EnginePlan.quantization` says it."""
+    num_packed_parameters: int = 0
+    """Those of them that stay packed on a GPU with kernels for it."""
+    packed_bytes: int = 0
+    """What these take there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class Recommendation:
     """Settings for one device and model, and why."""
 
     device: str
@@ -50,35 +58,56 @@ def read_shape(folder: Path) -> ModelShape:
     from pagedcore.models.registry import read_architecture, read_quantization
 
     found, stored = read_architecture(folder), read_quantization(folder)
-    attention = found.hidden_size * found.head_dim * 2 * (found.num_heads + found.num_kv_heads)
-    layer = attention + 3 * found.hidden_size * found.intermediate_size + 2 * found.hidden_size
     embeddings = found.vocab_size * found.hidden_size * (1 if found.tied_embeddings else 2)
+    packed_bytes = 0 if stored is None else _packed_bytes(found.num_layer_parameters, stored.default_layout())
     return ModelShape(
         name=folder.name,
-        num_parameters=found.num_layers * layer + embeddings + found.hidden_size,
+        num_parameters=found.num_layer_parameters + embeddings + found.hidden_size,
         kv_elements_per_token=found.num_layers * 2 * found.num_kv_heads * found.head_dim,
         max_model_len=found.max_position_embeddings,
         quantization=None if stored is None else stored.description,
+        num_packed_parameters=found.num_layer_parameters if packed_bytes else 0,
+        packed_bytes=packed_bytes,
     )
 
 
-def advise(device: Device, shape: ModelShape, *, element_bytes: int) -> Advice:
+def recommend(device: Device, shape: ModelShape, *, element_bytes: int) -> Recommendation:
     """Block size from the context length, max_num_seqs from the memory that is left for KV blocks."""
     block_size, block_reason = _block_size(shape)
     max_num_seqs, seqs_reason = _max_num_seqs(device, shape, element_bytes)
-    reasons = (block_reason, seqs_reason, *_quantization_reasons(shape, element_bytes))
-    return Advice(device=device.name, model=shape.name, block_size=block_size, max_num_seqs=max_num_seqs, reasons=reasons)
+    reasons = (block_reason, seqs_reason, *_quantization_reasons(device, shape, element_bytes))
+    return Recommendation(device=device.name, model=shape.name, block_size=block_size, max_num_seqs=max_num_seqs, reasons=reasons)
 
 
-def _quantization_reasons(shape: ModelShape, element_bytes: int) -> tuple[str, ...]:
+def _quantization_reasons(device: Device, shape: ModelShape, element_bytes: int) -> tuple[str, ...]:
     if shape.quantization is None:
         return ()
-    weights = shape.num_parameters * element_bytes / GIB
-    reason = (
-        f"weights: {shape.quantization}, dequantized once at load into {8 * element_bytes}-bit floats, about {weights:.2f} GiB: "
-        "as fast as unquantized ones, and as large."
-    )
-    return (reason,)
+    size = f"about {_weight_bytes(device, shape, element_bytes) / GIB:.2f} GiB"
+    if _stays_packed(device, shape):
+        return (f"weights: {shape.quantization}, multiplied as they are packed, {size} with embeddings and head in 16 bit.",)
+    how = f"dequantized once at load into {8 * element_bytes}-bit floats, {size}: as fast as unquantized ones, and as large."
+    return (f"weights: {shape.quantization}, {how}",)
+
+
+def _packed_bytes(num_parameters: int, layout: PackedLayout) -> int:
+    """With a float32 scale for each group; 0 where the kernels do not read the layout."""
+    from pagedcore_kernels.packed_weights import BITS, holds_groups_of
+
+    if layout.bits not in BITS or not (layout.group_size is None or holds_groups_of(layout.group_size)):
+        return 0
+    num_scales = 0 if layout.group_size is None else num_parameters // layout.group_size
+    return num_parameters * layout.bits // 8 + 4 * num_scales
+
+
+def _weight_bytes(device: Device, shape: ModelShape, element_bytes: int) -> int:
+    if not _stays_packed(device, shape):
+        return shape.num_parameters * element_bytes
+    return (shape.num_parameters - shape.num_packed_parameters) * element_bytes + shape.packed_bytes
+
+
+def _stays_packed(device: Device, shape: ModelShape) -> bool:
+    """Whether kernels of that GPU read the matrices as they are packed: from compute capability 8.0 on."""
+    return shape.packed_bytes > 0 and device.compute_capability is not None and int(device.compute_capability.split(".")[0]) >= 8
 
 
 def _block_size(shape: ModelShape) -> tuple[int, str]:
@@ -115,7 +144,7 @@ def _pool_bytes(device: Device, shape: ModelShape, element_bytes: int) -> tuple[
         pool = cpu_budget_bytes(device.free_bytes, weights_bytes=0)
         return pool, f"on a CPU the KV pool is min(2 GiB, 10 % of {device.free_bytes / GIB:.1f} GiB free) = {pool / GIB:.2f} GiB."
     share = EngineConfig().gpu_memory_utilization
-    weights = shape.num_parameters * element_bytes
+    weights = _weight_bytes(device, shape, element_bytes)
     held = device.total_bytes - device.free_bytes
     pool = cuda_budget_bytes(device.total_bytes, held, share) - weights
     reason = (

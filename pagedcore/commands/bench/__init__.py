@@ -1,0 +1,1 @@
+"""`pagedcore bench`: one file measures one thing; results, tables and plots are shared."""

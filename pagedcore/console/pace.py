@@ -1,0 +1,105 @@
+"""How fast an engine went in the last minute."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagedcore.core.events import Arrived, Finished, FirstToken, StepEvents
+
+WINDOW_S = 60
+"""The current second and the 59 before it."""
+
+
+@dataclass(slots=True)
+class _Second:
+    """What happened in one second."""
+
+    second: int
+    busy_s: float = 0.0
+    """Step time that ended in it."""
+    num_generated_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_ended: int = 0
+    ttfts_s: list[float] = field(default_factory=list)
+
+
+class Pace:
+    """Owns the seconds of the last minute. `record` belongs to the engine thread, `last_minute` to any.
+
+    A request of n choices ends, and has its time to first token, with the first of them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._lock = threading.Lock()
+        self._seconds: deque[_Second] = deque()
+        self._last_commit_s = -math.inf
+        self._unanswered: dict[str, float] = {}
+        """First choice of a request -> its arrival, until its first token or its end."""
+
+    def record(self, step: StepEvents) -> None:
+        """Count one batch of events."""
+        with self._lock:
+            now = self._second(math.floor(step.now_s))
+            now.num_generated_tokens += step.num_generated_tokens
+            now.num_prefill_tokens += step.num_prefill_tokens
+            if step.step_id is not None:
+                if step.submitted_s is not None:
+                    now.busy_s += step.now_s - max(step.submitted_s, self._last_commit_s)
+                self._last_commit_s = step.now_s
+            for event in step.events:
+                self._note(event, now)
+
+    def last_minute(self) -> dict[str, Any]:
+        """Shares, rates and times of the last minute; None where there was nothing to take them of."""
+        now_s = self._clock()
+        with self._lock:
+            self._forget(math.floor(now_s))
+            seconds = list(self._seconds)
+        window_s = max(min(float(WINDOW_S), now_s - self._began_s), 1.0)
+        ttfts_s = sorted(ttft_s for second in seconds for ttft_s in second.ttfts_s)
+        return {
+            "seconds": window_s,
+            "step_busy_ratio": min(sum(second.busy_s for second in seconds) / window_s, 1.0),
+            "generated_tokens_per_s": sum(second.num_generated_tokens for second in seconds) / window_s,
+            "prefill_tokens_per_s": sum(second.num_prefill_tokens for second in seconds) / window_s,
+            "num_ended": sum(second.num_ended for second in seconds),
+            "num_first_tokens": len(ttfts_s),
+            "ttft_p50_s": percentile(ttfts_s, 0.50),
+            "ttft_p99_s": percentile(ttfts_s, 0.99),
+        }
+
+    def _note(self, event: object, now: _Second) -> None:
+        if isinstance(event, FirstToken):
+            arrival_s = self._unanswered.pop(event.request_id, None)
+            if arrival_s is not None:
+                now.ttfts_s.append(event.now_s - arrival_s)
+        elif isinstance(event, Arrived):
+            if event.request.choice_index == 0:
+                self._unanswered.setdefault(event.request.request_id, event.request.arrival_s)
+        elif isinstance(event, Finished) and event.request.choice_index == 0:
+            now.num_ended += 1
+            if self._unanswered.get(event.request.request_id) == event.request.arrival_s:  # not that of a duplicate
+                del self._unanswered[event.request.request_id]
+
+    def _second(self, second: int) -> _Second:
+        if not self._seconds or self._seconds[-1].second < second:
+            self._seconds.append(_Second(second))
+            self._forget(second)
+        return self._seconds[-1]
+
+    def _forget(self, now: int) -> None:
+        while self._seconds and self._seconds[0].second <= now - WINDOW_S:
+            self._seconds.popleft()
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of the values does not exceed; None without values."""
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1] if ordered else None

@@ -1,0 +1,45 @@
+// Numbers as people read them.
+
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+export const NOTHING = "–";
+
+export function count(value) {
+  return value === null || value === undefined ? NOTHING : whole.format(value);
+}
+
+export function percent(value) {
+  if (value === null || value === undefined) return NOTHING;
+  const points = value * 100;
+  return `${points === 0 || points >= 99.95 || Number.isInteger(points) ? points.toFixed(0) : points.toFixed(1)} %`;
+}
+
+export function rate(value) {
+  if (value === null || value === undefined) return NOTHING;
+  return value >= 100 || value === 0 ? whole.format(value) : value.toFixed(1);
+}
+
+export function millis(ms) {
+  if (ms === null || ms === undefined) return NOTHING;
+  if (ms < 1) return ms === 0 ? "0 ms" : `${ms.toFixed(2)} ms`;
+  if (ms < 10) return `${ms.toFixed(1)} ms`;
+  return ms < 1000 ? `${ms.toFixed(0)} ms` : seconds(ms / 1000);
+}
+
+export function seconds(s) {
+  if (s === null || s === undefined) return NOTHING;
+  if (s < 1) return millis(s * 1000);
+  if (s < 60) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
+  return s < 3600 ? `${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+}
+
+export function ago(s) {
+  if (s < 2) return "now";
+  if (s < 60) return `${Math.floor(s)} s ago`;
+  return s < 3600 ? `${Math.floor(s / 60)} min ago` : `${Math.floor(s / 3600)} h ago`;
+}
+
+export function bytes(n) {
+  if (!n) return NOTHING;
+  return n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(1)} GiB` : `${(n / 2 ** 20).toFixed(0)} MiB`;
+}

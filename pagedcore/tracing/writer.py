@@ -1,0 +1,89 @@
+"""The way of ended requests off the engine thread."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from pagedcore.tracing.life import Life
+
+MAX_UNWRITTEN = 8192
+"""Ended requests that wait to be written; what comes beyond is dropped."""
+
+CLOSE_TIMEOUT_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class Taker(Protocol):
+    """Does something with requests that have ended: the request log, the spans."""
+
+    def take(self, lives: Sequence[Life]) -> None: ...
+
+    def close(self) -> None:
+        """Nothing comes any more; what was taken is where it belongs when this returns."""
+        ...
+
+
+class Writer:
+    """Owns the thread that hands ended requests to the takers, in order, and the bounded queue before it.
+
+    `put` never blocks: a disk or a collector that hangs costs lines, not tokens. What is dropped is counted, and said once.
+    """
+
+    def __init__(self, takers: Sequence[Taker]) -> None:
+        self._takers = takers
+        self._lives: queue.SimpleQueue[Life | None] = queue.SimpleQueue()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="pagedcore-request-log", daemon=True)
+        self.num_dropped = 0
+        self._thread.start()
+
+    def put(self, life: Life) -> None:
+        """Hand over a life that nobody changes any more."""
+        if self._lives.qsize() < MAX_UNWRITTEN:
+            self._lives.put(life)
+            return
+        if not self.num_dropped:
+            logger.error("%d ended requests wait to be written; the request log and the spans leave out what comes beyond.", MAX_UNWRITTEN)
+        self.num_dropped += 1
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write what waits, then close the takers; gives up after `timeout_s`. Called once."""
+        self._lives.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("The request log or the collector of the spans did not take everything within %g s.", timeout_s)
+        if self.num_dropped:
+            logger.error("%d ended requests were left out of the request log and the spans.", self.num_dropped)
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            lives = self._next()
+            is_open = lives[-1] is not None
+            ended = [life for life in lives if life is not None]
+            for taker in self._takers:
+                self._guarded(partial(taker.take, ended))
+        for taker in self._takers:
+            self._guarded(taker.close)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """What a host's span processor raises must not cost the log its lines. Said once."""
+        try:
+            call()
+        except Exception:  # the thread's edge: a provider is the host's code
+            if not self._has_failed:
+                logger.exception("Ended requests could not be handed on.")
+            self._has_failed = True
+
+    def _next(self) -> list[Life | None]:
+        """All that waits, at least one; None stands last, if at all."""
+        lives = [self._lives.get()]
+        while lives[-1] is not None and not self._lives.empty():
+            lives.append(self._lives.get())
+        return lives

@@ -1,0 +1,84 @@
+"""Five numbers, their verdicts at and beside the targets, and the step that each asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagedcore.console.indicators import Indicator, Targets, indicators
+from pagedcore.errors import ConfigError
+from support.console import make_stats
+
+
+def judge(name: str, targets: Targets | None = None, **facts: Any) -> Indicator:
+    found = {one.name: one for one in indicators(make_stats(**facts), targets or Targets())}
+    return found[name]
+
+
+def test_a_server_that_does_well_needs_nothing() -> None:
+    found = indicators(make_stats(), Targets())
+    assert [(one.name, one.shown, one.verdict, one.next_step) for one in found] == [
+        ("device busy", "80 %", "good", ""),
+        ("running requests", "4", "good", ""),
+        ("cache hit rate", "90 %", "good", ""),
+        ("p99 to first token", "400 ms", "good", ""),
+        ("blocked", "0", "good", ""),
+    ]
+
+
+@pytest.mark.parametrize(("busy", "verdict"), [(0.0, "idle"), (0.69, "attention"), (0.70, "good"), (1.0, "good")])
+def test_device_busy_is_judged_while_there_is_traffic(busy: float, verdict: str) -> None:
+    assert judge("device busy", busy=busy).verdict == verdict
+
+
+def test_an_idling_device_with_a_queue_is_another_fault_than_one_without_work() -> None:
+    assert "replicas" in judge("device busy", busy=0.2).next_step
+    assert "Requests wait" in judge("device busy", busy=0.2, num_waiting=3).next_step
+
+
+def test_the_batch_is_full_only_while_somebody_waits() -> None:
+    assert judge("running requests", num_running=8).verdict == "good"
+    full = judge("running requests", num_running=8, num_waiting=1)
+    assert (full.verdict, "max_num_seqs" in full.next_step) == ("attention", True)
+    assert judge("running requests", num_running=0).verdict == "idle"
+
+
+@pytest.mark.parametrize(
+    ("value", "ideal", "verdict"), [(0.85, 0.99, "good"), (0.84, 0.99, "attention"), (0.60, 0.62, "good"), (0.60, 0.95, "attention")]
+)
+def test_the_hit_rate_is_read_beside_the_ideal(value: float, ideal: float, verdict: str) -> None:
+    found = judge("cache hit rate", hit_rate=value, ideal=ideal)
+    assert (found.verdict, f"{ideal * 100:.0f} %" in found.note) == (verdict, True)
+
+
+@pytest.mark.parametrize(("ttft_s", "verdict"), [(0.999, "good"), (1.0, "attention"), (None, "idle")])
+def test_the_time_to_first_token_must_stay_below_its_target(ttft_s: float | None, verdict: str) -> None:
+    assert judge("p99 to first token", ttft_s=ttft_s).verdict == verdict
+
+
+@pytest.mark.parametrize("reason", ["blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority"])
+def test_each_reason_to_wait_has_its_own_remedy(reason: str) -> None:
+    found = judge("blocked", num_waiting=2, num_waiting_by_reason={reason: 2, "blocks": 0} if reason != "blocks" else {reason: 2})
+    assert (found.verdict, found.note) == ("attention", f"2 for {reason}")
+    assert found.next_step != judge("blocked", num_waiting=2).next_step
+
+
+def test_nothing_looked_up_is_nothing_to_judge() -> None:
+    found = judge("cache hit rate", hit_rate=None, ideal=None)
+    assert (found.value, found.shown, found.verdict) == (None, "-", "idle")
+
+
+def test_every_target_can_be_set() -> None:
+    easy = Targets(device_busy=0.1, running_share=1.0, hit_rate=0.2, ttft_p99_s=60.0, blocked=10)
+    facts = {"busy": 0.2, "hit_rate": 0.3, "ideal": 0.9, "ttft_s": 30.0, "num_waiting": 9}
+    assert {one.verdict for one in indicators(make_stats(**facts), easy)} == {"good"}
+    assert judge("running requests", Targets(running_share=0.5), num_waiting=1).verdict == "attention"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"device_busy": 1.1}, {"hit_rate": -0.1}, {"running_share": float("nan")}, {"ttft_p99_s": -1}, {"blocked": -1}]
+)
+def test_a_target_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Targets(**wrong)

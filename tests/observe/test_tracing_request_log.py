@@ -1,0 +1,247 @@
+"""The request log: which requests have a line, what is in it, and that neither a full disk nor a slow one costs more than lines."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedcore.config import EngineConfig
+from pagedcore.core.events import Arrived
+from pagedcore.errors import ConfigError
+from pagedcore.tracing import writer as writing
+from pagedcore.tracing.life import Life
+from pagedcore.tracing.request_log import RequestLog
+from pagedcore.tracing.tracer import Tracer
+from pagedcore.tracing.writer import Writer
+from support.observed import make_add, make_finished
+from support.traced import TRACE_ID, TRACEPARENT, TracedEngine, live_through_a_preemption, preempted_life, preempted_request
+
+METRICS_FIELDS = {
+    "request_id", "tenant", "class", "adapter", "model", "status", "finish_reason", "reject_reason", "prompt_tokens",
+    "completion_tokens", "cached_tokens", "miss", "first_divergence", "time_in_queue_ms", "waiting_reason_ms", "ttft_ms",
+    "decode_latency_ms_per_token", "e2e_ms", "kv_cache_pages_allocated", "kv_cache_pages_new", "preemptions", "trace_id",
+}  # fmt: skip
+
+
+def make_log(path: Path, **options: Any) -> RequestLog:
+    return RequestLog(str(path), model_name="m", engine="0", wall=lambda: 0.0, **options)
+
+
+def ended(name: str, *, seconds: float = 1.0, status: str = "completed") -> Life:
+    engine = TracedEngine()
+    request = make_add(name)
+    engine.at(1000.0 + seconds, Arrived(request, 1000.0), make_finished(request, 1000.0 + seconds, status))
+    (life,) = engine.history.lives()
+    return life
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_has_the_documented_fields(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log")
+    log.take([preempted_life(traceparent=TRACEPARENT)])
+    log.close()
+    (line,) = lines_of(tmp_path / "log")
+    assert set(line) == METRICS_FIELDS | {"group_id", "time", "engine"}
+    assert (line["time"], line["model"], line["engine"]) == ("1970-01-01T00:00:00.000+00:00", "m", "0")
+    assert (line["request_id"], line["class"], line["trace_id"]) == ("r", "chat", TRACE_ID)
+    assert (line["ttft_ms"], line["e2e_ms"], line["kv_cache_pages_allocated"]) == (1500.0, 2600.0, 5)
+    assert line["waiting_reason_ms"] == {"next_step": 200.0, "max_num_seqs": 300.0, "token_budget": 400.0, "blocks": 900.0}
+
+
+def test_lines_are_appended_so_that_several_processes_may_share_a_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        log = make_log(tmp_path / "log")
+        log.take([ended(name)])
+        log.close()
+    assert [line["request_id"] for line in lines_of(tmp_path / "log")] == ["a", "b"]
+
+
+def test_a_dash_is_standard_output_even_one_that_takes_only_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RequestLog("-", model_name="m", engine="0")
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", output)
+    log.take([ended("a"), ended("b")])
+    log.close()
+    assert [json.loads(line)["request_id"] for line in output.getvalue().splitlines()] == ["a", "b"]
+    output.close()
+    log.take([ended("c")])
+    assert log.num_lost == 1
+
+
+def test_the_sample_has_its_share_and_keeps_choices_together(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log", sample=0.25)
+    engine = TracedEngine()
+    for number in range(1000):
+        request = make_add(f"r{number}")
+        engine.at(1000.0, Arrived(request, 1000.0), make_finished(request, 1000.0))
+    lives = engine.history.lives()
+    kept = [log.keeps(life) for life in lives]
+    assert 200 < sum(kept) < 300
+    assert kept == [log.keeps(life) for life in lives]
+    choice = make_add("r1#3", group="r1", choice_index=3, num_choices=4)
+    engine.at(1000.0, Arrived(choice, 1000.0), make_finished(choice, 1000.0))
+    assert log.keeps(engine.history.lives()[-1]) == kept[1]
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "is_kept"),
+    [(0.5, "completed", True), (0.499, "completed", False), (0.0, "error", True), (0.0, "rejected", True), (0.1, "aborted", False)],
+)
+def test_slow_and_failed_requests_are_always_kept(seconds: float, status: str, is_kept: bool, tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log", sample=0.0, slow_ms=500.0)
+    assert log.keeps(ended("r", seconds=seconds, status=status)) is is_kept
+    log.close()
+
+
+class FailingFile:
+    """Takes `num_bytes` and then is full, until it is given more room."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.room = num_bytes
+        self.data = b""
+
+    def write(self, data: bytes | memoryview) -> int:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = bytes(data[: self.room])
+        self.room -= len(taken)
+        self.data += taken
+        return len(taken)
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_full_disk_is_said_once_and_later_lines_are_whole_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = make_log(tmp_path / "log")
+    log.close()
+    log._file = full = FailingFile(100)  # type: ignore[assignment]
+    log.take([ended("torn")])
+    log.take([ended("lost"), ended("lost too")])
+    assert log.num_lost == 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "No space left" in caplog.text
+    full.room = 10_000
+    log.take([ended("kept")])
+    torn, line = full.data.splitlines()
+    assert (len(torn), json.loads(line)["request_id"]) == (100, "kept")
+
+
+class SlowTaker:
+    """Holds what it is given until it may go on."""
+
+    def __init__(self) -> None:
+        self.may_go_on, self.has_begun = threading.Event(), threading.Event()
+        self.taken: list[Life] = []
+        self.is_closed = False
+
+    def take(self, lives: Sequence[Life]) -> None:
+        self.has_begun.set()
+        assert self.may_go_on.wait(30.0)
+        self.taken += lives
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_disk_that_hangs_costs_lines_and_never_blocks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(writing, "MAX_UNWRITTEN", 3)
+    taker, life = SlowTaker(), ended("r")
+    writer = Writer([taker])
+    writer.put(life)
+    assert taker.has_begun.wait(30.0)
+    for _ in range(10):
+        writer.put(life)
+    assert writer.num_dropped == 7
+    assert len(caplog.records) == 1
+    taker.may_go_on.set()
+    writer.close()
+    assert (len(taker.taken), taker.is_closed) == (4, True)
+    assert "7 ended requests were left out" in caplog.text
+
+
+class BrokenTaker:
+    def take(self, lives: Sequence[Life]) -> None:
+        raise RuntimeError("a span processor of the host")
+
+    def close(self) -> None:
+        raise RuntimeError("again")
+
+
+def test_a_provider_that_raises_costs_the_log_nothing(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    writer = Writer([BrokenTaker(), make_log(tmp_path / "log")])
+    writer.put(ended("a"))
+    writer.close()
+    assert [line["request_id"] for line in lines_of(tmp_path / "log")] == ["a"]
+    assert [record.message for record in caplog.records] == ["Ended requests could not be handed on."]
+
+
+def test_closing_gives_up_on_a_disk_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+    taker = SlowTaker()
+    writer = Writer([taker])
+    writer.put(ended("r"))
+    writer.close(timeout_s=0.01)
+    assert "did not take everything" in caplog.text
+    taker.may_go_on.set()
+    writer._thread.join()
+
+
+def test_a_tracer_with_a_log_has_written_all_when_it_is_closed(tmp_path: Path) -> None:
+    engine = TracedEngine()
+    config = EngineConfig(request_log=str(tmp_path / "log"), request_log_sample=0.0, slow_request_ms=2599.0)
+    tracer = Tracer(engine.recorder, config, clock=engine.clock)
+    live_through_a_preemption(engine, preempted_request())
+    quick = make_add("quick", arrival_s=1002.9)
+    engine.at(1003.0, Arrived(quick, 1003.0), make_finished(quick, 1003.0))
+    tracer.close()
+    assert [line["request_id"] for line in lines_of(tmp_path / "log")] == ["r"]
+
+
+def test_a_log_that_cannot_be_opened_is_a_wrong_setting(tmp_path: Path) -> None:
+    config = EngineConfig(request_log=str(tmp_path / "no" / "folder" / "log"))
+    with pytest.raises(ConfigError, match=r"request_log is .* cannot be opened"):
+        Tracer(TracedEngine().recorder, config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"request_log": ""}, "request_log is '' and must be text"),
+        ({"request_log": "-", "request_log_sample": 1.5}, "request_log_sample is 1.5 and must be a number of at least 0 and at most 1"),
+        ({"request_log": "-", "request_log_sample": float("nan")}, "request_log_sample is nan"),
+        ({"request_log": "-", "slow_request_ms": -1}, "slow_request_ms is -1 and must be None or a number"),
+        ({"request_log_sample": 0.5}, "set request_log"),
+        ({"slow_request_ms": 100}, "set request_log"),
+        ({"otlp_endpoint": "localhost:4317"}, "otlp_endpoint is 'localhost:4317' and must begin with http"),
+        ({"otlp_endpoint": 7}, "otlp_endpoint is 7 and must be text"),
+    ],
+)
+def test_settings_that_would_do_nothing_or_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**settings)
+
+
+def test_nothing_is_written_and_no_thread_starts_without_a_log_and_a_provider(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine = TracedEngine()
+    live_through_a_preemption(engine, preempted_request())
+    assert engine.tracer._writer is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "pagedcore-request-log"]
+    engine.tracer.close()
+    assert not caplog.records
