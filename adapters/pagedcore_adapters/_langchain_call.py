@@ -12,7 +12,7 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from pagedcore import AsyncEngine, RequestOutput, SamplingParams
-from pagedcore.client import RequestContext, TextFront
+from pagedcore.client import RequestContext
 from pagedcore.errors import UnsupportedFeatureError
 
 PROVIDER = "pagedcore"
@@ -25,7 +25,6 @@ class Call:
     """The settings of one call, ready for the engine; runs any number of prompts."""
 
     engine: AsyncEngine
-    text: TextFront | None
     params: SamplingParams
     context: RequestContext
     is_chat: bool

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from pagedcore import AsyncEngine, EngineConfig, SamplingParams
-from pagedcore.client import RequestContext, TextFront
-from pagedcore.errors import ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
+from pagedcore import AsyncEngine, EngineConfig
+from pagedcore.client import TextFront
+from pagedcore.errors import ConfigError, ModelNotFoundError, UnsupportedFeatureError
+from pagedcore.structured_outputs import StructuredOutputsParams
 from pagedcore_adapters._langchain_call import Call
+from pagedcore_adapters._langchain_options import CallOptions, read_options
 from pagedcore_adapters.shared_engine import serve_metrics, shared_engine
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 
-_SAMPLING_FIELDS = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"logprobs", "prompt_logprobs"}
-_CONTEXT_FIELDS = frozenset({"priority", "tenant", "cache_salt", "request_class"})
-_NOT_OFFERED = frozenset(
-    {"tools", "tool_choice", "functions", "function_call", "parallel_tool_calls", "response_format", "logprobs", "prompt_logprobs"}
-)
-
 
 class PagedCoreModel(BaseModel):
     """Fields of both LangChain models. Owns nothing: the engine is the given one, or the shared one of its configuration."""
+
+    is_chat: ClassVar[bool]
+    """Prompts are templated text: their special tokens are in it already."""
 
     model_name: str | None = Field(default=None, alias="model")
     """Model to load, or a name that `engine` serves; None is the embedded model (or the engine's own)."""
@@ -37,9 +35,10 @@ class PagedCoreModel(BaseModel):
     max_tokens: int | None = None
     """None: until the model stops or its context is full."""
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
-    """Strings that end the text."""
+    """Strings that end the text. A call's own `stop` replaces them, as any option of a call does; `stop=[]` is none."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Any other field of SamplingParams, and priority, tenant, cache_salt, request_class."""
+    """Any other option of a call: fields of SamplingParams, priority, tenant, cache_salt, request_class, response_format;
+    and, for a chat, those of tools and chat_template_kwargs."""
     engine: Any = Field(default=None, exclude=True, repr=False)
     """An `AsyncEngine` to use; None takes the shared one of (model, engine_config), started at the first call."""
     engine_config: Any = Field(default=None, exclude=True, repr=False)
@@ -51,11 +50,21 @@ class PagedCoreModel(BaseModel):
     def _check(self) -> Self:
         if self.engine is not None and self.engine_config is not None:
             raise ConfigError("engine and engine_config were both given; give engine, or the settings of a shared one.")
-        _split_options({**self._options(), **self.model_kwargs})
+        read_options({**self._options(), **self.model_kwargs}, is_chat=self.is_chat)
         if self.metrics_port is not None:
             self._engine(None)  # the families exist once an engine does
             serve_metrics(self.metrics_port)
         return self
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """A pickle holds settings: its copy takes the shared engine of them. Raises `ConfigError` for a model with an engine of its own."""
+        if self.engine is not None:
+            raise ConfigError("A model that was given an engine cannot be pickled; give it engine_config, the settings of a shared engine.")
+        return super().__getstate__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Copies share the engine."""
+        return super().__deepcopy__({**(memo or {}), id(self.engine): self.engine})
 
     def stats(self) -> Any:
         """The engine's counters (`AsyncEngine.stats`); starts the shared engine if no call did."""
@@ -63,7 +72,7 @@ class PagedCoreModel(BaseModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of `text` under the model's own tokenizer."""
-        return _require_text(self._engine(None)).encode(text, add_special_tokens=False)
+        return require_text(self._engine(None)).encode(text, add_special_tokens=False)
 
     def served_name(self, model: str | None = None) -> str:
         """The name in metadata and traces; asks no engine, so that none is started for it."""
@@ -84,17 +93,22 @@ class PagedCoreModel(BaseModel):
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**given, "max_tokens": self.max_tokens}
 
-    def _call(self, stop: list[str] | None, options: Mapping[str, Any], *, is_chat: bool) -> Call:
-        """One call's request: the model's fields, then `model_kwargs`, then the call's own options."""
+    def _asked(self, stop: list[str] | None, options: Mapping[str, Any]) -> CallOptions:
+        """One call's options: the model's fields, then `model_kwargs`, then the call's own."""
         merged = {**self._options(), **self.model_kwargs, **options}
-        model = merged.pop("model", None)
         merged.pop("stream", None)  # only steers LangChain's own choice between _generate and _stream
         if stop is not None:
             merged["stop"] = stop
-        params, context = _split_options(merged)
-        engine = self._engine(model)
-        text = _require_text(engine) if is_chat else engine.text
-        return Call(engine=engine, text=text, params=params, context=context, is_chat=is_chat, model_name=self.served_name(model))
+        return read_options(merged, is_chat=self.is_chat)
+
+    def _call(self, engine: AsyncEngine, asked: CallOptions, form: StructuredOutputsParams | None) -> Call:
+        return Call(
+            engine=engine,
+            params=asked.params.replace(structured_outputs=form),
+            context=asked.context,
+            is_chat=self.is_chat,
+            model_name=self.served_name(asked.model),
+        )
 
 
 def _config(config: EngineConfig | Mapping[str, Any] | None, model: str | None) -> EngineConfig:
@@ -102,20 +116,8 @@ def _config(config: EngineConfig | Mapping[str, Any] | None, model: str | None) 
     return base if model is None else base.replace(model=model)
 
 
-def _require_text(engine: AsyncEngine) -> TextFront:
+def require_text(engine: AsyncEngine) -> TextFront:
+    """The engine's tokenizer. Raises `UnsupportedFeatureError` where it has none."""
     if engine.text is None:
         raise UnsupportedFeatureError("The engine has no tokenizer (skip_tokenizer_init=True); LangChain models need text.")
     return engine.text
-
-
-def _split_options(options: Mapping[str, Any]) -> tuple[SamplingParams, RequestContext]:
-    """Raises `UnsupportedFeatureError` or `InvalidRequestError` for an option that would be ignored."""
-    known = _SAMPLING_FIELDS | _CONTEXT_FIELDS
-    for name in options:
-        if name in _NOT_OFFERED:
-            raise UnsupportedFeatureError(f"{name} is not offered by the LangChain models of this version; remove it.", param=name)
-        if name not in known:
-            raise InvalidRequestError(f"There is no option {name!r}; the options are: {', '.join(sorted(known))}.", param=name)
-    params = SamplingParams(**{name: value for name, value in options.items() if name in _SAMPLING_FIELDS})
-    context = RequestContext(adapter="langchain", **{name: value for name, value in options.items() if name in _CONTEXT_FIELDS})
-    return params, context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 from pagedcore_adapters._extras import missing_extra
 
@@ -13,32 +13,47 @@ try:
 except ImportError as error:
     raise missing_extra("langchain_core", "langchain", error) from error
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ContextThreadPoolExecutor, get_config_list
 from pydantic import ConfigDict
 
-from pagedcore import CompletionOutput, RequestOutput
-from pagedcore.errors import UnsupportedFeatureError
-from pagedcore_adapters._langchain_call import MAX_BATCH_THREADS, PROVIDER, Call, usage
-from pagedcore_adapters._langchain_messages import chat_message
-from pagedcore_adapters._langchain_model import PagedCoreModel
+from pagedcore.tools.answer import plan_answer
+from pagedcore.tools.forms import FormName
+from pagedcore_adapters._langchain_answer import Chat, make_prompt
+from pagedcore_adapters._langchain_call import MAX_BATCH_THREADS, PROVIDER
+from pagedcore_adapters._langchain_model import PagedCoreModel, require_text
+from pagedcore_adapters._langchain_tools import (
+    Schema,
+    StructuredMethod,
+    ToolLike,
+    check_method,
+    form_options,
+    parsed,
+    parser_of,
+    tool_name,
+    tool_options,
+)
 from pagedcore_adapters.langchain_llm import PagedCoreLLM
 
 __all__ = ["ChatPagedCore", "PagedCoreLLM"]
 
 
 class ChatPagedCore(PagedCoreModel, BaseChatModel):
-    """Chat over a pagedcore engine: native sync and async, streaming, `batch` in one engine batch.
+    """Chat over a pagedcore engine: native sync and async, streaming, tools, structured output, `batch` in one engine batch.
 
     `ChatPagedCore()` alone runs the embedded model on an engine that every model object of the same configuration shares.
     """
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid", arbitrary_types_allowed=True)
 
+    is_chat: ClassVar[bool] = True
+
     streaming: bool = False
     """True makes invoke stream inside, so that token callbacks fire."""
+    tool_parser: FormName = "auto"
+    """How the model writes calls; "auto" reads it off its chat template."""
 
     @property
     def _llm_type(self) -> str:
@@ -49,7 +64,7 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         return {"model_name": self.served_name(), **self._options(), **self.model_kwargs}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params = super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs)
         params["ls_provider"] = PROVIDER
         params.setdefault("ls_model_name", self.served_name())
         return params
@@ -78,15 +93,57 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         run = [info for result in results for info in result.run or []]
         return LLMResult(generations=[result.generations[0] for result in results], llm_output=results[0].llm_output, run=run or None)
 
-    def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **kwargs: Any) -> NoReturn:
-        """Refused: raises `UnsupportedFeatureError`."""
-        raise UnsupportedFeatureError("Tool calling is not offered by this version; call the model without bind_tools.", param="tools")
+    def bind_tools(
+        self,
+        tools: Sequence[ToolLike],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with these tools to call, and with any other options of its calls.
 
-    def with_structured_output(self, schema: Any, *, include_raw: bool = False, **kwargs: Any) -> NoReturn:
-        """Refused: raises `UnsupportedFeatureError`."""
-        raise UnsupportedFeatureError(
-            "Structured output is not offered by this version; ask for JSON in the prompt and parse the text.", param="response_format"
-        )
+        `tool_choice` is "auto" (the default: text or calls), "none", "required", "any" or True (at least one call) or a tool's
+        name. A required call always follows the tool's schema; with `strict` so does a call that the model chooses to make.
+        `parallel_tool_calls=False` takes one call only. A call that max_tokens cut off is in `invalid_tool_calls`; in a stream,
+        where LangChain completes what came of its arguments, only the finish_reason "length" tells. Tools that cannot be used are an
+        `InvalidRequestError` of the call.
+        """
+        return self.bind(**tool_options(tools, tool_choice, parallel_tool_calls, strict), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema,
+        *,
+        include_raw: bool = False,
+        method: StructuredMethod = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answers as objects of a pydantic class, or as dictionaries for a TypedDict or a JSON schema.
+
+        The model cannot leave the schema: as text by "json_schema", which any model can do and which does not show the schema to
+        it, or as the arguments of a call by "function_calling", which does, and needs a model that is taught tools. "json_mode"
+        is any JSON object, of a form that the prompt asks for. `strict` makes every field required. `include_raw` gives
+        {"raw": message, "parsed": object, "parsing_error": error}. Raises `InvalidRequestError` for another method.
+        """
+        check_method(method)
+        traced = {"ls_structured_output_format": {"kwargs": {"method": method, "strict": strict}, "schema": schema}}
+        if method == "function_calling":
+            name = tool_name(schema)
+            model = self.bind_tools([schema], tool_choice=name, parallel_tool_calls=False, strict=strict, **traced, **kwargs)
+        else:
+            model = self.bind(**form_options(schema, method, strict), **traced, **kwargs)
+        return parsed(model, parser_of(schema, method), include_raw=include_raw)
+
+    def _chat(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Chat:
+        asked = self._asked(stop, options)
+        engine = self._engine(asked.model)
+        text = require_text(engine)
+        answer = plan_answer(asked.tools, asked.structured, text, self.tool_parser)
+        prompt = make_prompt(messages, text, answer, asked.chat_template_kwargs)
+        return Chat(call=self._call(engine, asked, answer.structured), prompt=prompt, answer=answer)
 
     def _generate(
         self,
@@ -95,8 +152,7 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs, is_chat=True)
-        return _result(call, call.collect(_prompt(call, messages)))
+        return self._chat(messages, stop, kwargs).invoke()
 
     async def _agenerate(
         self,
@@ -105,8 +161,7 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs, is_chat=True)
-        return _result(call, await call.acollect(_prompt(call, messages)))
+        return await self._chat(messages, stop, kwargs).ainvoke()
 
     def _stream(
         self,
@@ -115,10 +170,8 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs, is_chat=True)
-        with closing(call.stream(_prompt(call, messages))) as outputs:
-            for output in outputs:
-                chunk = _chunk(call, output)
+        with closing(self._chat(messages, stop, kwargs).stream()) as chunks:
+            for chunk in chunks:
                 if run_manager is not None:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -130,36 +183,8 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(stop, kwargs, is_chat=True)
-        async with aclosing(call.astream(_prompt(call, messages))) as outputs:
-            async for output in outputs:
-                chunk = _chunk(call, output)
+        async with aclosing(self._chat(messages, stop, kwargs).astream()) as chunks:
+            async for chunk in chunks:
                 if run_manager is not None:
                     await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
-
-
-def _prompt(call: Call, messages: list[BaseMessage]) -> str:
-    assert call.text is not None, "a chat call has a tokenizer"
-    return call.text.render_chat([chat_message(message) for message in messages])
-
-
-def _message(call: Call, output: RequestOutput, choice: CompletionOutput) -> AIMessage:
-    return AIMessage(content=choice.text, usage_metadata=usage(output), response_metadata=call.metadata(output, choice.index))
-
-
-def _result(call: Call, output: RequestOutput) -> ChatResult:
-    generations = [
-        ChatGeneration(message=_message(call, output, choice), generation_info={"finish_reason": choice.finish_reason})
-        for choice in output.outputs
-    ]
-    return ChatResult(generations=generations, llm_output={"model_name": call.model_name})
-
-
-def _chunk(call: Call, output: RequestOutput) -> ChatGenerationChunk:
-    if not output.finished:
-        return ChatGenerationChunk(message=AIMessageChunk(content=output.text))
-    message = AIMessageChunk(
-        content=output.text, usage_metadata=usage(output), response_metadata=call.metadata(output), chunk_position="last"
-    )
-    return ChatGenerationChunk(message=message, generation_info={"finish_reason": output.outputs[0].finish_reason})

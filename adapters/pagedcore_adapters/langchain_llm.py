@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing
-from typing import Any
+from typing import Any, ClassVar
 
 from pagedcore_adapters._extras import missing_extra
 
@@ -33,6 +33,8 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
     """
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid", arbitrary_types_allowed=True)
+
+    is_chat: ClassVar[bool] = False
 
     max_tokens: int | None = DEFAULT_MAX_TOKENS
 
@@ -70,6 +72,10 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
             return await Runnable.abatch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
         return await super().abatch(inputs, config, **kwargs)
 
+    def _request(self, stop: list[str] | None, options: dict[str, Any]) -> Call:
+        asked = self._asked(stop, options)
+        return self._call(self._engine(asked.model), asked, asked.structured)
+
     def _generate(
         self,
         prompts: list[str],
@@ -77,7 +83,7 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self._call(stop, kwargs, is_chat=False)
+        call = self._request(stop, kwargs)
         return _result(call, call.collect_all(prompts))
 
     async def _agenerate(
@@ -87,7 +93,7 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        call = self._call(stop, kwargs, is_chat=False)
+        call = self._request(stop, kwargs)
         return _result(call, await call.acollect_all(prompts))
 
     def _stream(
@@ -97,7 +103,7 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        call = self._call(stop, kwargs, is_chat=False)
+        call = self._request(stop, kwargs)
         with closing(call.stream(prompt)) as outputs:
             for output in outputs:
                 chunk = _chunk(call, output)
@@ -112,7 +118,7 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call = self._call(stop, kwargs, is_chat=False)
+        call = self._request(stop, kwargs)
         async with aclosing(call.astream(prompt)) as outputs:
             async for output in outputs:
                 chunk = _chunk(call, output)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle  # noqa: TID251 - programs of others pickle models
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, ChatMessage, FunctionMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from pydantic import ValidationError
 
-from pagedcore import AsyncEngine
+from pagedcore import AsyncEngine, EngineConfig
 from pagedcore.errors import ConfigError, EngineClosedError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from pagedcore_adapters.langchain_chat import ChatPagedCore, PagedCoreLLM
 from support.fake_engine import ANSWER, FakeLoop, make_fake_engine
+from support.scripted_loop import scripted_engine
 
 Fake = tuple[AsyncEngine, FakeLoop]
 LONG_ANSWER = (ANSWER * 10)[:300]
@@ -120,6 +123,17 @@ def test_a_stop_string_ends_the_text_and_is_not_part_of_it(fake: Fake, kind: typ
         assert generation.text == "The capital of "
         assert generation.generation_info is not None
         assert generation.generation_info["finish_reason"] == "stop"
+
+
+@MODELS
+def test_a_calls_own_stop_replaces_the_models(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    engine, loop = fake
+    model = kind(engine=engine, stop=["own"], max_tokens=1)
+    model.invoke("a")
+    model.invoke("a", stop=["calls"])
+    model.invoke("a", stop=[])
+    model.bind(stop=["bound"]).invoke("a")
+    assert [request.params.stop for request in loop.requests] == [("own",), ("calls",), (), ("bound",)]
 
 
 @MODELS
@@ -272,6 +286,26 @@ async def test_max_concurrency_is_kept(fake: Fake, kind: type[ChatPagedCore] | t
 
 
 @pytest.mark.asyncio
+@MODELS
+async def test_under_max_concurrency_the_next_begins_when_one_ends(tmp_path: Path, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    long = "x" * 1500
+    beside_the_long_one: list[bool] = []
+
+    def script(prompt: str) -> str:
+        beside_the_long_one.append(loop.is_saying(long))
+        return long if "long" in prompt else "x"
+
+    questions = ["long", *["short"] * 5]
+    with scripted_engine(tmp_path, script) as (engine, loop):
+        model = kind(engine=engine, max_tokens=None)
+        model.batch(questions, {"max_concurrency": 2})
+        await model.abatch(questions, {"max_concurrency": 2})
+    assert len(beside_the_long_one) == 12
+    assert any(beside_the_long_one[2:6])
+    assert any(beside_the_long_one[8:])
+
+
+@pytest.mark.asyncio
 async def test_in_a_batch_an_exception_is_that_of_its_own_input(fake: Fake) -> None:
     model = PagedCoreLLM(engine=fake[0], max_tokens=3)
     bad = "\ud800"  # no text: half a surrogate pair
@@ -288,31 +322,18 @@ def test_an_empty_batch_is_empty(fake: Fake, kind: type[ChatPagedCore] | type[Pa
 # ---- what is refused
 
 
-def test_tools_and_structured_output_are_refused_by_name(fake: Fake) -> None:
-    chat = ChatPagedCore(engine=fake[0])
-    with pytest.raises(UnsupportedFeatureError, match="Tool calling"):
-        chat.bind_tools([])
-    with pytest.raises(UnsupportedFeatureError, match="Structured output"):
-        chat.with_structured_output({"title": "A", "type": "object"})
-    with pytest.raises(UnsupportedFeatureError, match="tools"):
-        chat.invoke("a", tools=[])
-    with pytest.raises(UnsupportedFeatureError, match="response_format"):
-        chat.bind(response_format={"type": "json_object"}).invoke("a")
-    with pytest.raises(UnsupportedFeatureError, match="logprobs"):
-        chat.invoke("a", logprobs=True)
+@MODELS
+def test_what_is_not_offered_is_refused_by_name(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    for option in ("functions", "function_call", "logprobs", "prompt_logprobs"):
+        with pytest.raises(UnsupportedFeatureError, match=option):
+            kind(engine=fake[0]).invoke("a", **{option: 1})
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        HumanMessage([{"type": "image_url", "image_url": {"url": "http://x"}}]),
-        ToolMessage("7", tool_call_id="1"),
-        AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]),
-    ],
-)
-def test_messages_that_are_not_plain_text_are_refused(fake: Fake, message: Any) -> None:
-    with pytest.raises(UnsupportedFeatureError):
-        ChatPagedCore(engine=fake[0]).invoke([message])
+def test_a_role_that_no_template_has_and_a_message_that_is_no_message_are_refused(fake: Fake) -> None:
+    with pytest.raises(InvalidRequestError, match="role is 'critic'"):
+        ChatPagedCore(engine=fake[0]).invoke([ChatMessage("a", role="critic")])
+    with pytest.raises(UnsupportedFeatureError, match="'function'"):
+        ChatPagedCore(engine=fake[0]).invoke([FunctionMessage("a", name="f")])
     assert fake[1].requests == []
 
 
@@ -363,6 +384,35 @@ def test_the_engine_is_neither_shown_nor_serialized(fake: Fake) -> None:
     assert "engine" not in repr(chat)
     assert "engine" not in chat.model_dump()
     assert chat.bind(stop=["x"]).bound.engine is fake[0]  # type: ignore[attr-defined]
+
+
+@MODELS
+def test_copies_share_the_engine_they_were_given(fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
+    model = kind(engine=fake[0], max_tokens=1)
+    for other in (copy.copy(model), copy.deepcopy(model), model.model_copy(), model.with_config(tags=["a"]).bound):  # type: ignore[attr-defined]
+        assert other.engine is fake[0]
+    assert copy.deepcopy({"a": [model]})["a"][0].engine is fake[0]
+    with pytest.raises(ConfigError, match="engine_config"):
+        pickle.dumps(model)
+
+
+@MODELS
+def test_a_pickle_and_its_model_share_one_engine(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, kind: type[ChatPagedCore] | type[PagedCoreLLM]
+) -> None:
+    asked: list[EngineConfig] = []
+
+    def shared(config: EngineConfig) -> AsyncEngine:
+        asked.append(config)
+        return fake[0]
+
+    monkeypatch.setattr("pagedcore_adapters._langchain_model.shared_engine", shared)
+    model = kind(engine_config={"block_size": 32}, model="a-model", max_tokens=2)
+    other = pickle.loads(pickle.dumps(model))
+    assert other == model
+    assert other.invoke("a") is not None
+    model.invoke("a")
+    assert asked[0] == asked[1] == EngineConfig(model="a-model", block_size=32)
 
 
 def test_traces_name_provider_model_and_sampling(fake: Fake) -> None:

@@ -96,7 +96,10 @@ def test_each_example_is_documented_and_guarded(path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "expected"), [("offline.py", "Paris"), ("async_stream.py", "red"), ("langchain_chain.py", "Paris")])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("offline.py", "Paris"), ("async_stream.py", "red"), ("langchain_chain.py", "Paris"), ("langchain_agent.py", "Packed: ")],
+)
 def test_an_example_runs(name: str, expected: str) -> None:
     assert expected in run_python(str(ROOT / "examples" / name))
 
