@@ -26,11 +26,8 @@ DIGEST_AT_EVENTS = 1024
 MAX_WAITING_EVENTS = 65_536
 """When digesting falls behind this far, what waits is thrown away."""
 
-PAUSE_S = 2e-3
-"""The thread's pause after each prompt: studying one takes tenths of a millisecond, in which the engine thread has no interpreter."""
-
 YIELD_S = 1e-4
-"""The same for whoever asks for advice, and waits for it."""
+"""Pause after each prompt, so that the engine thread finds the interpreter free: studying one takes tenths of a millisecond."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +73,7 @@ class Advisor:
             self._has_lost_events = True
         elif not self._digesting.locked():
             self._num_waiting = 0
-            threading.Thread(target=self.digest, args=(PAUSE_S,), name="pagedcore-advisor", daemon=True).start()
+            threading.Thread(target=self.digest, name="pagedcore-advisor", daemon=True).start()
 
     # ---- any other thread
 
@@ -109,17 +106,17 @@ class Advisor:
         if self._trace is not None:
             self.record_trace(None)
 
-    def digest(self, pause_s: float = YIELD_S) -> None:
-        """Study what waits now, with a pause after each prompt."""
+    def digest(self) -> None:
+        """Study what waits now."""
         with self._digesting:
             for _ in range(len(self._waiting)):
                 try:
                     step, events = self._waiting.popleft()
                 except IndexError:
                     return
-                self._digest_events(step, events, pause_s)
+                self._digest_events(step, events)
 
-    def _digest_events(self, step: int, events: list[Event], pause_s: float) -> None:
+    def _digest_events(self, step: int, events: list[Event]) -> None:
         if self._has_lost_events:
             self._has_lost_events = False
             self._requests.clear()
@@ -129,7 +126,7 @@ class Advisor:
                 self._requests.setdefault(event.request.request_id, event.request)
             elif isinstance(event, Admitted):
                 self._admitted(event, step)
-                time.sleep(pause_s)
+                time.sleep(YIELD_S)
             elif isinstance(event, Finished):
                 self._finished(event, step)
 

@@ -24,8 +24,8 @@ _WARM_DECODES = (1, 16, 64, 255)
 """Rows of one token of a warming step."""
 _WARM_CONTEXTS = (256, 1024, 8192, 16384)
 """Tokens of its longest row."""
-_WARM_PROMPTS = (2, 40, 600)
-"""Tokens of the prompt beside them."""
+_WARM_PROMPTS = (0, 2, 3, 6, 12, 24, 48, 600)
+"""Tokens of the prompt beside them: whatever number of query heads shares a kv head, these fill tiles of each size."""
 
 CUDA_SLACK_BYTES = 128 << 20
 """For what a measured step does not show: rounding and fragmentation of the allocator, kernels that are loaded later."""
@@ -105,7 +105,8 @@ def warming_plans(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_l
     """
     params = SamplingParams(temperature=0.0, max_tokens=None)
     for (num_decodes, context), prompt in zip(product(_WARM_DECODES, _WARM_CONTEXTS), cycle(_WARM_PROMPTS), strict=False):
-        counts = [1] * min(num_decodes, max_num_seqs - 1) + [min(prompt, max_model_len)]
+        prompts = [min(prompt, max_model_len)] if prompt else []
+        counts = [1] * min(num_decodes, max_num_seqs - len(prompts)) + prompts
         rows = range(len(counts))
         if sum(counts) > max_num_batched_tokens:
             continue

@@ -128,5 +128,6 @@ def test_warming_steps_keep_to_the_limits_of_the_engine_and_leave_no_row(limits:
         ends = [start + count for start, count in zip(step.start_positions, step.num_tokens, strict=True)]
         assert min(step.start_positions) >= 0
         assert max(ends) <= max_model_len
+    assert [1] in [step.num_tokens for step in steps], "a single token alone"
     if max_num_seqs > 64:
         assert {max(map(sum, zip(step.start_positions, step.num_tokens, strict=True))) for step in steps} >= {256, 1024}
