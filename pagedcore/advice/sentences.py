@@ -11,6 +11,9 @@ from pagedcore.advice.reuse_sketch import CurvePoint
 MIN_GAIN = 0.02
 """A change is advised for two points at least."""
 
+MIN_LOOKUPS = 16
+"""Of fewer prompts nothing is concluded."""
+
 SMALL_GAP = 0.05
 """Nearer than this to the ideal is as well as can be."""
 
@@ -28,6 +31,7 @@ class Findings:
     block_size: int
     hit_rate: float | None
     ideal_hit_rate: float | None
+    num_lookups: int
     divergences: Sequence[Divergence]
     is_caching_on: bool
     shared_tail_tokens: float | None
@@ -41,6 +45,8 @@ def write_sentences(findings: Findings) -> tuple[str, ...]:
     """What to change, the largest lever first; or that there is nothing to change."""
     if findings.hit_rate is None:
         return ("No request has been looked up yet, so there is nothing to advise.",)
+    if findings.num_lookups < MIN_LOOKUPS:
+        return (f"Prompts looked up so far: {findings.num_lookups}; advice takes {MIN_LOOKUPS}.",)
     if not findings.is_caching_on:
         return _caching(findings)
     advised = [*_pool(findings), *_block_size(findings), *_prompts(findings)]

@@ -69,6 +69,7 @@ class TrafficStudy:
             block_size=self.sketch.block_size,
             hit_rate=hit_rate,
             ideal_hit_rate=ideal_hit_rate,
+            num_lookups=self.sketch.num_lookups,
             is_caching_on=is_caching_on,
             divergences=self._divergence.divergences(),
             shared_tail_tokens=num_tokens / num_prompts if num_prompts else None,

@@ -51,14 +51,14 @@ def test_before_any_request_the_advice_is_empty_and_says_so() -> None:
 def test_advice_is_plain_json_with_the_measured_rates_and_the_whole_curve() -> None:
     clock = FakeClock(500.0)
     recorder, advisor = make_advisor(clock=clock)
-    rate = serve(recorder, [visit(number, [*range(64), number]) for number in range(10)])
+    rate = serve(recorder, [visit(number, [*range(64), number]) for number in range(20)])
     advice = json.loads(json.dumps(advisor.advice().as_dict()))
-    assert advice["hit_rate"] == rate == 9 * 64 / (10 * 65)
-    assert advice["num_lookups"] == 10
+    assert advice["hit_rate"] == rate == 19 * 64 / (20 * 65)
+    assert advice["num_lookups"] == 20
     assert advice["window_s"] == 500.0
     assert advice["curve"][0] == {"pool_factor": 0.25, "num_blocks": 32, "block_size": 8, "hit_rate": rate}
     assert len(advice["curve"]) == 24
-    assert advice["sentences"] == ["Nothing to change: 89 % of a possible 89 %."]
+    assert advice["sentences"] == ["Nothing to change: 94 % of a possible 94 %."]
     recorder.close()
 
 
@@ -112,8 +112,8 @@ def test_tenants_do_not_share_in_the_prediction_either() -> None:
 def test_an_engine_without_prefix_caching_is_told_what_it_would_gain() -> None:
     recorder = Recorder(RecorderInfo(model_name="m", block_size=16, num_blocks=64), registry=CollectorRegistry())
     advisor = Advisor(recorder, replace(make_replay_limits(16, 64), enable_prefix_caching=False))
-    replay([visit(number, [*range(64), number]) for number in range(10)], block_size=16, num_blocks=64, record=recorder.record)
-    assert advisor.advice().sentences == ("Prefix caching is off; with it, this pool would serve 89 % of the prompt tokens.",)
+    replay([visit(number, [*range(64), number]) for number in range(20)], block_size=16, num_blocks=64, record=recorder.record)
+    assert advisor.advice().sentences == ("Prefix caching is off; with it, this pool would serve 94 % of the prompt tokens.",)
     recorder.close()
 
 

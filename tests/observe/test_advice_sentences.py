@@ -25,7 +25,7 @@ def make_findings(rates: dict[int, tuple[float, ...]] | None = None, **changes: 
         for size, of_size in rates.items()
         for factor, rate in zip(POOL_FACTORS, of_size, strict=True)
     ]
-    facts: dict[str, Any] = {"block_size": 16, "hit_rate": 0.6, "ideal_hit_rate": 0.62, "is_caching_on": True}
+    facts: dict[str, Any] = {"block_size": 16, "hit_rate": 0.6, "ideal_hit_rate": 0.62, "is_caching_on": True, "num_lookups": 16}
     return Findings(curve=curve, **{**facts, "divergences": (), "shared_tail_tokens": None, **changes})
 
 
@@ -62,6 +62,12 @@ def test_divergence_is_told_for_two_tenants_at_most() -> None:
 def test_before_the_first_lookup_nothing_is_advised() -> None:
     nothing = ("No request has been looked up yet, so there is nothing to advise.",)
     assert write_sentences(make_findings({}, hit_rate=None, ideal_hit_rate=None)) == nothing
+
+
+def test_of_a_few_prompts_nothing_is_concluded() -> None:
+    rates = {16: (0.1, 0.2, 0.3, 0.8, 0.8, 0.8)}
+    assert write_sentences(make_findings(rates, num_lookups=15)) == ("Prompts looked up so far: 15; advice takes 16.",)
+    assert write_sentences(make_findings(rates, num_lookups=16))[0].startswith("A pool twice as large")
 
 
 def test_far_from_the_ideal_it_is_not_called_well() -> None:
