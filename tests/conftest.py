@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pagedcore import garbage
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,6 +18,13 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_not_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection when an engine becomes ready takes longer than most tests; what it is for has tests of its own."""
+    if request.path.name != "test_garbage.py":
+        monkeypatch.setattr(garbage.GarbageHold, "take", lambda hold: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,6 +30,7 @@ H200 = Card(90, 132)
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 
+@pytest.mark.slow
 def test_kernels_equal_the_reference_under_the_interpreter() -> None:
     run_interpreted("attention.py", "-m", "not slow")
 

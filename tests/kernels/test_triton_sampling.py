@@ -11,6 +11,7 @@ from support.triton_compile import CAPABILITIES, SMALL_SHARED_BYTES, compile_op
 from support.triton_interpreter import run_interpreted
 
 
+@pytest.mark.slow
 def test_kernels_draw_what_the_reference_draws_under_the_interpreter() -> None:
     run_interpreted("sampling.py", "-m", "not slow")
 
