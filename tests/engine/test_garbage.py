@@ -90,3 +90,23 @@ def test_a_forgotten_engine_lets_go_without_a_collection() -> None:
         assert gc.get_freeze_count() == 0
     finally:
         gc.enable()
+
+
+def test_taking_a_hold_may_end_an_engine_that_was_forgotten_in_a_cycle(caplog: pytest.LogCaptureFixture) -> None:
+    loop, runner = make_loop()
+    engine = AsyncEngine(loop=loop)
+    cycle = _Node()
+    cycle.engine = engine
+    del engine, cycle
+    hold = GarbageHold()
+    hold.take()
+    assert runner.is_closed
+    assert "left behind" not in caplog.text, "nobody waited for the other"
+    hold.release()
+
+
+def test_a_hold_that_was_not_taken_leaves_the_hosts_own_freeze_alone() -> None:
+    gc.freeze()
+    GarbageHold().release()
+    assert gc.get_freeze_count() > 10_000
+    gc.unfreeze()
