@@ -36,7 +36,7 @@ from pagedcore_kernels.triton_ops.packed_settings import (
 from pagedcore_kernels.triton_ops.split_k import MAX_PARTIALS
 
 SHAPES = ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 160, 256)
 GROUP_SIZE = 128
 EXPANDED = "expanded"
 """In place of a configuration: the weights written out, then torch's product."""
@@ -124,7 +124,10 @@ def tiles_for(rows: int) -> list[PackedConfig]:
         wide = ((128, 32, 4, 3), (128, 64, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (256, 32, 4, 3))
         return [_MANY(64, *tile) for tile in (*narrow, *wide)]
     tiles = ((128, 32, 8, 3), (128, 32, 8, 2), (128, 32, 4, 2), (128, 32, 4, 3), (64, 32, 4, 2), (64, 32, 4, 3), (256, 32, 8, 3))
-    return [*(_MANY(128, *tile) for tile in tiles), _MANY(64, 128, 32, 8, 3), _MANY(64, 128, 32, 4, 3)]
+    several = [*(_MANY(128, *tile) for tile in tiles), _MANY(64, 128, 32, 8, 3), _MANY(64, 128, 32, 4, 3)]
+    if rows <= 128:
+        return several
+    return several + [_MANY(256, *tile) for tile in ((128, 32, 8, 3), (128, 32, 8, 2), (128, 16, 8, 4), (64, 32, 4, 3), (64, 16, 4, 4))]
 
 
 @dataclass

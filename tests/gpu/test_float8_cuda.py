@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagedcore.runtime import shared_prefix
 from support import runner_checks, runner_driver
 from support.paged_attention_cases import TOLERANCE, make_case
 
@@ -122,6 +123,8 @@ def test_scheduling_does_not_change_tokens(check, backend: str, monkeypatch: pyt
     monkeypatch.setattr(runner_driver, "KV_CACHE_DTYPE", FLOAT8)
     monkeypatch.setattr(runner_driver, "ATTENTION_BACKEND", backend.split(maxsplit=1)[0])
     monkeypatch.setattr(runner_driver, "CAPTURES_GRAPHS", "graphs" in backend)
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED_BYTES", 1)
+    monkeypatch.setattr(shared_prefix, "PADDING_ROW_BYTES", 0)
     check("cuda")
 
 

@@ -226,7 +226,7 @@ def test_products_on_hopper_are_not_serialized_by_the_assembler(num_rows: int) -
 @pytest.mark.parametrize("sizes", packed_settings._SM90)
 def test_measured_configurations_compile(sizes: tuple[int, int]) -> None:
     in_features, out_features = sizes
-    for num_rows in (8, 16, 32, 64, 128, 256):
+    for num_rows in (8, 16, 32, 64, 128, 192, 256):
         words = torch.empty(out_features // 64, in_features // 256, 64, 64, dtype=torch.int16)
         packed = PackedWeights(words, torch.empty(in_features // 128, out_features), out_features, in_features, 128, 8)
         x, out = torch.empty(num_rows, in_features).half(), torch.empty(num_rows, out_features).half()
@@ -267,7 +267,7 @@ def test_few_rows_and_many_have_kernels_of_their_own() -> None:
 
 def test_measured_shapes_take_what_was_fastest_in_each_range_of_rows() -> None:
     table = packed_settings._SM90[4096, 22016]
-    for column, (fewest, most) in enumerate([(1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256)]):
+    for column, (fewest, most) in enumerate([(1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 192), (193, 256)]):
         assert choose_packed_config(fewest, matrix(4096, 22016), H200) == table[column]
         assert choose_packed_config(most, matrix(4096, 22016), H200) == table[column]
 
@@ -280,7 +280,7 @@ def test_cards_and_bits_that_nobody_measured_are_set_by_rule(num_rows: int) -> N
 
 def test_measured_configurations_fit_their_column_and_the_workspace() -> None:
     for (in_features, out_features), configs in packed_settings._SM90.items():
-        for most_rows, config in zip((8, 16, 32, 64, 128, 256), configs, strict=True):
+        for most_rows, config in zip((8, 16, 32, 64, 128, 192, 256), configs, strict=True):
             assert isinstance(config, FewRowsConfig) == (most_rows <= 16)
             assert config.splits == 1 or config.splits * most_rows * out_features <= MAX_PARTIALS
             assert config.splits <= in_features // 256

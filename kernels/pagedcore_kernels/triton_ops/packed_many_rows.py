@@ -125,8 +125,8 @@ def _many_rows_kernel(
         if PREFETCHED > 0:
             gdc_launch_dependents()
         gdc_wait()
-    # Rows past M read the last one again: their sums are not stored.
-    x_ptrs = x_ptr + tl.minimum(rows, M - 1).to(tl.int64)[None, :] * x_stride_0 + words_of_step[:, None]
+    # Rows past M read others again, and their sums are not stored. Each another one: if all read the last, they would wait for its lines.
+    x_ptrs = x_ptr + (rows % M).to(tl.int64)[None, :] * x_stride_0 + words_of_step[:, None]
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for step in tl.range(first, last, num_stages=NUM_STAGES):
         block = step // STEPS

@@ -61,30 +61,31 @@ class _Tile:
 
 
 _FEW, _MANY = FewRowsConfig, ManyRowsConfig
-_BUCKETS = (8, 16, 32, 64, 128)
-"""The most rows of all columns of the tables below but the last."""
+_BUCKETS = (8, 16, 32, 64, 128, 192)
+"""The most rows of all columns of the table below but the last."""
 
-# (in, out) -> the fastest for up to 8, 16, 32, 64, 128 and more rows: 4 bits, groups of 128, float16, on an H200.
+# (in, out) -> the fastest for up to 8, 16, 32, 64, 128, 192 and more rows: 4 bits, groups of 128, float16, on an H200.
 _SM90: dict[tuple[int, int], tuple[PackedConfig, ...]] = {
     (4096, 4096): (
         _FEW(64, 2, 5, splits=4), _FEW(128, 8, 3, splits=4, block_m=16), _MANY(32, 64, 64, 4, splits=4),
-        _MANY(64, 64, 32, 4, 4, splits=4), _MANY(64, 128, 32, splits=4), _MANY(128, 128, 32, splits=2),
+        _MANY(64, 64, 32, 4, 4, splits=4), _MANY(64, 128, 32, splits=4), _MANY(64, 128, 32, 4, splits=4), _MANY(64, 128, 32, 4, splits=3),
     ),
     (4096, 12288): (
         _FEW(64, 2, splits=4), _FEW(64, 4, splits=2, block_m=16), _MANY(32, 64, 64, 4, splits=2),
-        _MANY(64, 128, 32, 4, splits=4), _MANY(128, 64, 32, 4, 2, splits=2), _MANY(128, 64, 32, 4, 2),
+        _MANY(64, 128, 32, 4, splits=4), _MANY(128, 64, 32, 4, 2, splits=2), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4),
     ),
     (4096, 22016): (
         _FEW(64, 2, splits=2), _FEW(64, 2, splits=2, max_registers=168, block_m=16), _MANY(32, 64, 64, 4),
-        _MANY(64, 128, 32, 4, splits=2), _MANY(128, 256, 32), _MANY(128, 64, 32, 4, 2),
+        _MANY(64, 128, 32, 4, splits=2), _MANY(128, 256, 32), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4),
     ),
     (11008, 4096): (
         _FEW(64, 2, 5, splits=4), _FEW(128, 8, 3, splits=4, block_m=16), _MANY(32, 64, 64, 4, splits=4),
-        _MANY(64, 64, 32, 4, 4, splits=4), _MANY(128, 128, 32, splits=4), _MANY(128, 256, 32, splits=4),
+        _MANY(64, 64, 32, 4, 4, splits=4), _MANY(128, 128, 32, splits=4), _MANY(64, 128, 32, 4, splits=4), _MANY(128, 256, 32, splits=4),
     ),
 }  # fmt: skip
 
-# What the rule chooses from, with times as on an H200. Cards with 99 KiB of shared memory for a program get smaller tiles.
+# What the rule chooses from for up to 8, 16, 32, 64, 128 and more rows, with times as on an H200. Cards with 99 KiB
+# of shared memory for a program get smaller tiles.
 _LARGE_TILES: tuple[tuple[_Tile, ...], ...] = (
     (_Tile(_FEW(64, 2), 7, 1.4, 3.5),),
     (_Tile(_FEW(64, 4, block_m=16), 3, 1.0, 4.0),),
@@ -123,7 +124,8 @@ def choose_packed_config(num_rows: int, packed: PackedWeights, card: Card) -> Pa
 
 def config_by_rule(num_rows: int, packed: PackedWeights, card: Card) -> PackedConfig:
     """The tile and the number of splits that would take the least time: rounds of programs times what one program takes."""
-    tiles = (_SMALL_TILES if card.shared_bytes < 128 << 10 else _LARGE_TILES)[_bucket(num_rows)]
+    buckets = _SMALL_TILES if card.shared_bytes < 128 << 10 else _LARGE_TILES
+    tiles = buckets[min(_bucket(num_rows), len(buckets) - 1)]
     most_splits = max(1, MAX_PARTIALS // (num_rows * packed.out_features))
     choices = [(tile, splits) for tile in tiles for splits in _SPLITS if splits <= most_splits]
 

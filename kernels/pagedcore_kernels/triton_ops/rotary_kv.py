@@ -97,7 +97,7 @@ def _check(
         raise ValueError("The last dimension of qkv, cos_sin, key_cache and value_cache must be contiguous.")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
 def _rotate_and_write_kernel(
     qkv_ptr,
     cos_sin_ptr,
