@@ -5,7 +5,7 @@
 #   make check      the three-minute loop: lint, format, types, architecture, quick tests
 #   make test-tools where apt is, as root: the browser and the Prometheus with which some tests look at the whole (they are skipped without)
 #   make test-gpu   GPU tests with PYTHON as it is (installs nothing)
-#   make lint | types | format | docs | docs-update | bench | clean
+#   make lint | types | format | docs | docs-update | site | bench | clean
 #
 # On a Linux machine without an NVIDIA driver the CPU build of torch is installed. TORCH and TORCH_INDEX say which, from where.
 
@@ -35,7 +35,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check lint format format-check types architecture docs docs-update bench test-other-pythons test-gpu clean
+.PHONY: help install serve test check lint format format-check types architecture docs docs-update site bench test-other-pythons test-gpu clean
 .NOTPARALLEL:
 
 help:
@@ -102,6 +102,9 @@ docs: $(VENV)/.dev-installed
 
 docs-update: $(VENV)/.dev-installed
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.dev-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.dev-installed
 	@env -u OMP_NUM_THREADS $(BIN)/python -m bench $(ARGS)

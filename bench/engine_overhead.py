@@ -22,10 +22,11 @@ from pagedcore.client import ModelInfo
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import StepPlan, StepResult
-from pagedcore.engine_loop import EngineLoop, EngineParts, Outbox
+from pagedcore.engine_loop import EngineLoop, EngineParts
 from pagedcore.front import Front, TokenizedPrompt
 from pagedcore.messages import InboxMessage
 from pagedcore.observe.recorder import Recorder, RecorderInfo
+from pagedcore.outboxes import Outbox
 from pagedcore.request_stream import LoopWaker, RequestStream
 from pagedcore.sampling_params import SamplingParams
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from pagedcore.commands.field_docs import field_docs
 from pagedcore.config import EngineConfig
-from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES
+from pagedcore.metrics_compat.vllm_names import VLLM_FAMILIES
+from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES, Family
 from pagedcore.sampling_params import SamplingParams
 
 HERE = Path(__file__).parent
@@ -26,13 +28,21 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     """Every metric family."""
-    rows = [
-        f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels) or '-'} | {_cell(family.help)} |"
-        for family in FAMILIES.values()
-    ]
     base = " and ".join(f"`{label}`" for label in BASE_LABELS)
-    head = "| name | type | more labels | what it says |\n|---|---|---|---|\n"
-    return f"{NOTICE}# Metrics\n\nThe same through every adapter. All have the labels {base}.\n\n{head}" + "\n".join(rows) + "\n"
+    ours = f"# Metrics\n\nThe same through every adapter. All have the labels {base}.\n\n{_metrics_table(FAMILIES)}"
+    theirs = (
+        '# Under other names\n\nWith `metrics_compat="vllm"` (`--metrics-compat vllm`) the same numbers stand beside ours under the names, '
+        f"types and buckets that vLLM's dashboards, autoscalers and gateways read.\n\n{_metrics_table(VLLM_FAMILIES)}"
+    )
+    return f"{NOTICE}{ours}\n{theirs}"
+
+
+def _metrics_table(families: Mapping[str, Family]) -> str:
+    rows = [
+        f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels) or '-'} | {_cell(family.help)} |\n"
+        for family in families.values()
+    ]
+    return "| name | type | more labels | what it says |\n|---|---|---|---|\n" + "".join(rows)
 
 
 PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pagedcore.advice.advice import Advice
 from pagedcore.client import ModelInfo, RequestContext
@@ -23,6 +23,9 @@ from pagedcore.sampling_params import SamplingParams
 from pagedcore.shown import shown
 from pagedcore.text.tokenizer import Tokenizer
 from pagedcore.tracing.history import History
+
+if TYPE_CHECKING:
+    from pagedcore.remote.loop import RemoteLoop
 
 _streamed_from: weakref.WeakKeyDictionary[object, AsyncEngine] = weakref.WeakKeyDictionary()
 """The engine of each stream that somebody holds: it lives as long. No cycle of references does this, since cycles that are older than
@@ -45,16 +48,21 @@ class AsyncEngine:
         *,
         loop: EngineLoop | None = None,
         text: Tokenizer | None = None,
+        remote: RemoteLoop | None = None,
         **options: Any,
     ) -> None:
-        """`loop` is one that is made and not started (a fake runner's, in a test); it brings its own config."""
-        self._loop = loop if loop is not None else build_engine(as_config(config, options))
+        """`loop` is one that is made and not started (a fake runner's, in a test); it brings its own config. So does `remote`,
+        which stands for a loop in another process."""
+        if loop is None and remote is None:
+            loop, remote = _build(as_config(config, options))
+        self._remote = remote
+        self._loop = loop if loop is not None else cast("EngineLoop", remote)
         self._is_warm = False
         self.config = self._loop.plan.config
         try:
             self.text: Tokenizer | None = text if text is not None else load_text(self._loop.plan)
             self._front = _connect(self._loop, self.text)
-            self._inspector = Inspector(self._loop, self.text)
+            self._inspector = Inspector(self._loop, self.text) if remote is None else remote.inspector
             self._loop.start()
             self._warm_up_device()
         except BaseException:
@@ -66,6 +74,19 @@ class AsyncEngine:
     def from_engine_args(cls, engine_args: EngineConfig | Mapping[str, Any]) -> AsyncEngine:
         """The same, under the name people type."""
         return cls(engine_args)
+
+    @classmethod
+    def connect(cls, path: str | Path, *, timeout_s: float = 0.0) -> AsyncEngine:
+        """Attach to an engine that runs at a Unix socket (`pagedcore engine --socket PATH`), as any number of processes of its user may.
+
+        Tokenizing happens here, everything else there. `close` ends this front's requests, and the engine goes on. When the engine
+        ends, requests fail with `EngineClosedError` until one of the same model is there again. `timeout_s` is how long to wait for
+        an engine that still loads. Raises `EngineUnreachableError` where none answers, `ConfigError` for a path that cannot be one.
+        """
+        from pagedcore.remote.attached import Attachment
+        from pagedcore.remote.loop import RemoteLoop
+
+        return cls(remote=RemoteLoop(Attachment(path, timeout_s=timeout_s)))
 
     # ---- requests
 
@@ -169,7 +190,8 @@ class AsyncEngine:
         return self.text
 
     async def is_ready(self) -> bool:
-        return self._is_warm and self._loop.is_alive and not self._front.is_draining
+        is_there = self._loop.is_alive if self._remote is None else self._remote.is_linked
+        return self._is_warm and is_there and not self._front.is_draining
 
     async def is_alive(self) -> bool:
         return self._loop.is_alive
@@ -177,10 +199,14 @@ class AsyncEngine:
     async def check_health(self) -> None:
         """Raise `EngineClosedError` unless the engine loop runs."""
         self._loop.raise_if_closed()
+        if self._remote is not None:
+            self._remote.raise_if_away()
 
     async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         from pagedcore.observe.exposition import metrics_text
 
+        if self._remote is not None:
+            return await asyncio.to_thread(self._remote.metrics_text, accept)
         self._loop.flush_metrics()
         return metrics_text(accept=accept)
 
@@ -229,6 +255,9 @@ class AsyncEngine:
         self.close_sync()
 
     def _warm_up_device(self) -> None:
+        if self._remote is not None:  # it is warm
+            self._is_warm = True
+            return
         prompt = [token % max(self.info.vocab_size, 1) for token in WARM_UP_PROMPT]
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
         max_new = self.info.max_model_len - len(prompt)
@@ -241,6 +270,16 @@ class AsyncEngine:
         for output in self._front.generate_sync(prompt, params):
             if output.error is not None:
                 raise output.error
+
+
+def _build(config: EngineConfig) -> tuple[EngineLoop | None, RemoteLoop | None]:
+    """The loop in this process, or what stands for it."""
+    if config.isolation == "thread":
+        return build_engine(config), None
+    from pagedcore.remote.loop import RemoteLoop
+    from pagedcore.remote.process import Supervised
+
+    return None, RemoteLoop(Supervised(config))
 
 
 def _connect(loop: EngineLoop, text: Tokenizer | None) -> Front:

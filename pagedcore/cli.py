@@ -68,6 +68,23 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    tenant_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tenant and a key of theirs; requests with it count as theirs. May be repeated.",
+            envvar="PAGEDCORE_TENANT_KEYS",
+            metavar="NAME=KEY",
+            show_default=False,
+        ),
+    ] = None,
+    ignore_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Field of requests to leave out instead of refusing it; the reply names it. May be repeated.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     warmup_file: Annotated[
         Path | None,
         typer.Option(
@@ -79,14 +96,56 @@ def serve(
         int | None, typer.Option(help="HTTP processes in front of the engine; None is one.", min=1, show_default=False)
     ] = None,
     ui_show_text: Annotated[bool, typer.Option("--ui-show-text", help="Let the live page, /ui, show text of prompts.")] = False,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What the live page judges by, such as ttft_p99_s=2, hit_rate=0.6, device_busy, running_share, blocked or token_gap_s. "
+            "May be repeated.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None,
     tool_parser: Annotated[
         str, typer.Option(help="How the model writes calls of tools; auto reads it off the chat template.", metavar="|".join(TOOL_PARSERS))
     ] = "auto",
+    socket: Annotated[
+        Path | None,
+        typer.Option(help="Attach to the engine at this Unix socket, see `pagedcore engine`, in place of making one.", show_default=False),
+    ] = None,
+    fronts: Annotated[
+        int | None,
+        typer.Option(help="HTTP processes over one engine process, without LitServe, for many streams at once.", min=1, show_default=False),
+    ] = None,
 ) -> None:
     """Serve an OpenAI-compatible endpoint.
 
-    LitServe answers /v1/chat/completions, /v1/completions, /v1/models, /metrics and more.
+    LitServe, or processes of our own with --socket or --fronts, answer /v1/chat/completions, /v1/completions, /v1/models, /metrics
+    and more.
     """
+    from pagedcore.console.indicators import parse_targets
+    from pagedcore.http.api_keys import parse_tenant_keys
+
+    tenants, targets = parse_tenant_keys(tenant_key or ()), parse_targets(target or ())
+    if socket is not None or fronts is not None:
+        from pagedcore.commands.http_front import FrontPlan
+        from pagedcore.commands.serving import serve_by_fronts
+
+        if num_api_servers is not None:
+            raise ConfigError("--num-api-servers are LitServe's processes, which --socket and --fronts do without; give --fronts.")
+        parser = cast(FormName, tool_parser)
+        plan = FrontPlan(
+            engine_socket="",
+            host=host,
+            port=port,
+            api_keys=tuple(api_key or ()),
+            tenants=tenants,
+            ignored_fields=tuple(ignore_field or ()),
+            ui_show_text=ui_show_text,
+            tool_parser=parser,
+            targets=targets,
+        )
+        serve_by_fronts(with_model(config, source), socket, fronts or 1, plan, warmup_file, typer.echo)
+        return
     from pagedcore.commands.greeting import greeting
     from pagedcore.models.embedded import EMBEDDED_NAME
     from pagedcore.openai.settings import ServerSettings
@@ -95,15 +154,38 @@ def serve(
     config = with_model(config, source)
     settings = ServerSettings(
         api_keys=tuple(api_key or ()),
+        tenants=tenants,
+        ignored_fields=tuple(ignore_field or ()),
         adapter="litserve",
         ui_show_text=ui_show_text,
         tool_parser=cast(FormName, tool_parser),
+        targets=targets,
     )
     server = build_server(config, settings=settings, warmup_file=warmup_file, num_api_servers=num_api_servers)
     names = (config.served_model_name,) if isinstance(config.served_model_name, str) else config.served_model_name
     name = names[0] if names else config.model or EMBEDDED_NAME
     typer.echo(f"pagedcore loads {name} ...")
-    server.run(host=host, port=port, on_ready=lambda: typer.echo(greeting(host, port, name, needs_key=bool(api_key))))
+    server.run(host=host, port=port, on_ready=lambda: typer.echo(greeting(host, port, name, needs_key=bool(api_key or tenants))))
+
+
+@app.command()
+@takes_engine_flags
+def engine(
+    config: EngineConfig,
+    socket: Annotated[Path, typer.Option(help="Path of the Unix socket to listen at; only this user can connect.", show_default=False)],
+    source: ModelArgument = None,
+    grace: Annotated[float, typer.Option(help="Seconds that running requests may take to end after a signal.", min=0.0)] = 30.0,
+    warmup_file: Annotated[
+        Path | None, typer.Option(help="Prompts computed before the first request; see `pagedcore serve`.", show_default=False)
+    ] = None,
+) -> None:
+    """Run an engine alone, at a Unix socket.
+
+    Any number of processes attach to it: pagedcore serve --socket, AsyncEngine.connect(path).
+    """
+    from pagedcore.commands.serving import serve_engine
+
+    serve_engine(with_model(config, source), socket, grace, warmup_file)
 
 
 @app.command()
@@ -260,6 +342,7 @@ def status(
     hit_rate: Annotated[float, typer.Option(help="Least prefix cache hit rate, or that share of the ideal one.")] = 0.85,
     ttft_p99: Annotated[float, typer.Option(help="Most seconds to the first token, of 99 in 100 requests.")] = 1.0,
     blocked: Annotated[int, typer.Option(help="Most requests that may wait.")] = 0,
+    token_gap: Annotated[float, typer.Option(help="Most seconds between two tokens of an answer before it is said what held it up.")] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Judge a running server by the five numbers people watch.
@@ -272,7 +355,14 @@ def status(
     from pagedcore.commands import status as report
     from pagedcore.console.indicators import Targets
 
-    targets = Targets(device_busy=device_busy, running_share=running_share, hit_rate=hit_rate, ttft_p99_s=ttft_p99, blocked=blocked)
+    targets = Targets(
+        device_busy=device_busy,
+        running_share=running_share,
+        hit_rate=hit_rate,
+        ttft_p99_s=ttft_p99,
+        blocked=blocked,
+        token_gap_s=token_gap,
+    )
     engines = report.read_status(url, api_key, targets)
     if as_json:
         Console(soft_wrap=True).print_json(data=report.as_json(engines))

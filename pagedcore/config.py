@@ -58,7 +58,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the device's total memory that this engine may use, in (0, 1]. On a CPU the pool is min(2 GiB, 10 % of free memory)."""
     swap_space: float = 0.0
-    """GiB of host memory for a second KV tier; 0 is none."""
+    """GiB of host memory that keep KV blocks which the pool evicts: a prefix is copied back instead of computed again. 0 is none. Worth
+    setting when the advice wants a larger pool than the device holds; not used where computing a block is measured as quicker."""
     enforce_eager: bool = False
     """Never use CUDA graphs."""
     enable_prefix_caching: bool = True
@@ -82,7 +83,7 @@ class EngineConfig:
     max_preemptions: int = 4
     """Preemptions after which a request is readmitted only with room for its whole length, and then keeps it."""
     isolation: Literal["thread", "process"] = "thread"
-    """Where the engine loop runs: a thread of this process, or a process of its own."""
+    """Where the engine loop runs: a thread of this process, or a child process, which is started again when it dies (Unix)."""
     skip_tokenizer_init: bool = False
     """Load no tokenizer: prompts are token ids and texts stay empty."""
     chat_template: str | None = None
@@ -91,6 +92,8 @@ class EngineConfig:
     """Folder for downloaded hub models; None is the Hugging Face cache."""
     metrics_instance: str = "0"
     """Value of the `engine` label on every metric: a name of this engine among others."""
+    metrics_compat: Literal["vllm"] | None = None
+    """vllm: the same numbers also stand under vLLM's metric names, for dashboards and autoscalers that read those. None: ours alone."""
     request_log: str | None = None
     """Where a JSON line for each request that ended is appended: a file, or - for standard output. None writes none."""
     request_log_sample: float = 1.0
@@ -141,6 +144,23 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostTierPlan:
+    """What became of `swap_space`: blocks in host memory, if copying one is quicker than computing it, as measured at the start."""
+
+    num_blocks: int
+    """0 where computing is quicker: nothing is copied, and no memory is taken."""
+    block_bytes: int
+    copy_block_s: float
+    """Seconds to host memory and back, one of many blocks that travel together."""
+    compute_block_s: float
+    """Seconds as part of a prompt."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """What this machine will do for a config: every value resolved, nothing left at auto."""
 
@@ -165,6 +185,8 @@ class EnginePlan:
     max_num_batched_tokens: int
     overlap: bool
     memory: MemoryPlan
+    host_tier: HostTierPlan | None = None
+    """None without `swap_space`."""
     eos_token_ids: frozenset[int] = frozenset()
 
     @property
@@ -174,6 +196,10 @@ class EnginePlan:
     @property
     def num_blocks(self) -> int:
         return self.memory.num_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return 0 if self.host_tier is None else self.host_tier.num_blocks
 
 
 def _as_dict(config: EngineConfig) -> dict[str, Any]:
@@ -250,6 +276,7 @@ def _validate_choices(c: EngineConfig) -> None:
         ("load_format", ("auto", "safetensors", "dummy")),
         ("scheduling_policy", ("fcfs", "priority")),
         ("isolation", ("thread", "process")),
+        ("metrics_compat", (None, "vllm")),
         ("quantization", (None, *QUANTIZATION_NAMES)),
         ("overlap", (True, False, "auto")),
         ("trust_remote_code", (True, False)),
@@ -287,7 +314,9 @@ def _validate_numbers(c: EngineConfig) -> None:
     _require(0.0 < util <= 1.0, f"gpu_memory_utilization is {util!r} and must be above 0 and at most 1.")
     _require(0.0 <= watermark < 1.0, f"watermark_fraction is {watermark!r} and must be at least 0 and below 1.")
     _require(0.0 <= wait_ms <= MAX_BATCH_WAIT_MS, f"max_batch_wait_ms is {wait_ms!r} and must be between 0 and {MAX_BATCH_WAIT_MS:g}.")
-    _require(c.swap_space >= 0, f"swap_space is {c.swap_space!r} GiB and must not be negative.")
+    _require(0 <= c.swap_space < float("inf"), f"swap_space is {c.swap_space!r} GiB and must be a finite number that is not negative.")
+    is_found_again = c.swap_space == 0 or c.enable_prefix_caching
+    _require(is_found_again, f"swap_space={c.swap_space!r} needs prefix caching, which finds blocks again; set enable_prefix_caching.")
     _validate_request_log(c)
 
 
@@ -306,9 +335,7 @@ def _validate_request_log(c: EngineConfig) -> None:
 def _refuse_what_is_not_there_yet(c: EngineConfig) -> None:
     """Settings whose work this version does not do: refused, never accepted and ignored."""
     _require(c.kv_cache_dtype != "int8", "kv_cache_dtype='int8' is not offered by this version; use 'fp8' or 'auto'.")
-    _require(c.swap_space == 0, f"swap_space={c.swap_space!r} (a host KV tier) is not offered by this version; use swap_space=0.")
     _require(
         c.tensor_parallel_size == 1,
         f"tensor_parallel_size={c.tensor_parallel_size} is not offered by this version; use 1, and run one engine a GPU.",
     )
-    _require(c.isolation == "thread", f"isolation={c.isolation!r} is not offered by this version; use isolation='thread'.")

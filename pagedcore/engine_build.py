@@ -9,22 +9,28 @@ from pagedcore.client import ModelInfo
 from pagedcore.config import EngineConfig, EnginePlan
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.scheduler import Scheduler
+from pagedcore.device_meter import watch_device
 from pagedcore.engine_loop import EngineLoop, EngineParts
 from pagedcore.errors import PagedCoreError
 from pagedcore.grammar.grammars import Grammars
+from pagedcore.metrics_compat.ledgers import ledger_for
 from pagedcore.observe.recorder import Recorder, RecorderInfo
 from pagedcore.tracing.tracer import Tracer
 
 
-def build_engine(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineLoop:
+def build_engine(
+    config: EngineConfig, *, progress: Callable[[int, int], None] | None = None, make_recorder: Callable[..., Recorder] = Recorder
+) -> EngineLoop:
     """Find the model, load it, size the pool, and make an engine that is ready to start.
 
     Raises `ModelSourceError` or `CheckpointError` for the model, `ConfigError` for settings that cannot work here.
     """
-    return EngineLoop(build_parts(config, progress=progress))
+    return EngineLoop(build_parts(config, progress=progress, make_recorder=make_recorder))
 
 
-def build_parts(config: EngineConfig, *, progress: Callable[[int, int], None] | None = None) -> EngineParts:
+def build_parts(
+    config: EngineConfig, *, progress: Callable[[int, int], None] | None = None, make_recorder: Callable[..., Recorder] = Recorder
+) -> EngineParts:
     """Find and load the model, size the pool, make scheduler, runner and recorder. Raises what each of them raises."""
     from pagedcore.models.source import resolve_model
     from pagedcore.runtime.build import build_runner
@@ -34,7 +40,8 @@ def build_parts(config: EngineConfig, *, progress: Callable[[int, int], None] | 
     grammars = model_grammars(plan)
     if grammars is not None:
         runner.follow_grammars(grammars)
-    recorder = Recorder(recorder_info(plan))
+    recorder = make_recorder(recorder_info(plan), ledger=ledger_for(config.metrics_compat))
+    watch_device(recorder, _device_uuid(plan.device))
     try:
         tracer = Tracer(recorder, config)
     except PagedCoreError:
@@ -78,6 +85,7 @@ def scheduler_limits(plan: EnginePlan) -> SchedulerLimits:
     return SchedulerLimits(
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
+        num_host_blocks=plan.num_host_blocks,
         max_model_len=plan.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
@@ -114,3 +122,12 @@ def recorder_info(plan: EnginePlan) -> RecorderInfo:
             "activations": memory.activations_bytes,
         },
     )
+
+
+def _device_uuid(device: str) -> str | None:
+    """The name by which NVML knows a CUDA device, whatever hides or reorders devices in this process; None for a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

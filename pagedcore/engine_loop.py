@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import queue
 import threading
 import time
 import traceback
@@ -16,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from pagedcore.advice.advisor import Advisor
 from pagedcore.client import ModelInfo
@@ -27,18 +26,14 @@ from pagedcore.core.step import PendingStep, Runner, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
 from pagedcore.garbage import GarbageHold
 from pagedcore.grammar.grammars import Grammars, prepare
+from pagedcore.inbox import Inbox, fulfil
 from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
 from pagedcore.observe.recorder import Recorder
 from pagedcore.observe.stats import StatsSnapshot
+from pagedcore.outboxes import Outbox, Outboxes
 from pagedcore.tracing.tracer import Tracer
 
-Outbox = Callable[[list[RequestUpdate]], None]
-"""Takes one step's updates of its requests. Called on the engine thread: hand them on and return."""
-
 T = TypeVar("T")
-
-_Item = tuple[Literal["message", "call", "close"], Any, Any]
-"""("message", message, outbox), ("call", function, future) or ("close", None, None)."""
 
 MAX_CONSECUTIVE_FAILURES = 3
 """Failed steps in a row after which the engine gives up: the device is not coming back by itself."""
@@ -78,7 +73,7 @@ class _InFlight(NamedTuple):
 
 
 class EngineLoop:
-    """Owns the engine thread, its inbox and the outbox of each request in flight.
+    """Owns the engine thread, and the steps that are in flight.
 
     `submit` and `call` may be used from any thread. A failed step ends the requests it computed and no other; a fault in
     the scheduler itself ends all of them, since its state is then unknown. The device belongs to the thread, which gives it
@@ -95,9 +90,8 @@ class EngineLoop:
         self.tracer = parts.tracer or Tracer(parts.recorder, clock=clock)
         self.advisor = Advisor(parts.recorder, parts.scheduler.limits, clock=clock)
         self._clock = clock
-        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._outboxes: dict[str, Outbox] = {}
-        self._rejected: list[tuple[Outbox, RequestUpdate]] = []
+        self._inbox = Inbox()
+        self._outboxes = Outboxes()
         self._in_flight: deque[_InFlight] = deque()
         self._depth = 2 if parts.plan.overlap else 1
         self._submitted_s: float | None = None  # of the step committed last
@@ -105,7 +99,6 @@ class EngineLoop:
         self._closing = False
         self._fatal: PagedCoreError | None = None
         self._refusal: str | None = None
-        self._reads_inbox = True
         self._records = False
         self._garbage = GarbageHold()
         self._thread = threading.Thread(target=self._run, name="pagedcore-engine", daemon=True)
@@ -128,33 +121,27 @@ class EngineLoop:
         Raises `EngineClosedError` when the engine is closed or has failed for good.
         """
         assert outbox is not None or not isinstance(message, AddRequest), "an AddRequest needs an outbox"
-        refusal = self._refusal_of_form(message) if isinstance(message, AddRequest) else None
-        if refusal is None:
-            self._put(("message", message, outbox))
+        self.raise_if_closed()
+        fault = self._fault_of_form(message) if isinstance(message, AddRequest) else None
+        if fault is None:
+            self._inbox.put_message(message, outbox)
         else:
-            self._put(("call", partial(self._rejected.append, (cast("Outbox", outbox), refusal)), Future()))
+            self._inbox.put_call(partial(self._outboxes.refuse, message.request_id, cast("Outbox", outbox), fault))
 
-    def _refusal_of_form(self, message: AddRequest) -> RequestUpdate | None:
+    def _fault_of_form(self, message: AddRequest) -> PagedCoreError | None:
         """Compile what the output must follow, here, so that the engine thread never waits for it. A front in this process has done it."""
         if message.params.structured_outputs is None:
             return None
         try:
             prepare(self.grammars, message.params.structured_outputs)
         except PagedCoreError as error:
-            return RequestUpdate(message.request_id, [], finish_reason="error", status="rejected", error=error)
+            return error
         return None
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the engine thread between two steps."""
-        future: Future[T] = Future()
-        self._put(("call", function, future))
-        return future
-
-    def _put(self, item: _Item) -> None:
         self.raise_if_closed()
-        self._inbox.put(item)
-        if not self._reads_inbox:  # the thread has looked for the last time, so this one looks itself
-            self._refuse_inbox()
+        return self._inbox.put_call(function)
 
     @property
     def is_alive(self) -> bool:
@@ -181,7 +168,7 @@ class EngineLoop:
         Raises `EngineClosedError` when the engine is closed.
         """
         is_complete = threading.Event()
-        self._put(("call", partial(is_complete.wait, MAX_GATHERING_S), Future()))
+        self.call(partial(is_complete.wait, MAX_GATHERING_S))
         try:
             yield
         finally:
@@ -226,7 +213,7 @@ class EngineLoop:
         if self._refusal is None:
             self._refusal = "The engine is closed and takes no more requests; start a new engine."
         self._closing = True
-        self._inbox.put(("close", None, None))
+        self._inbox.wake()
         with self._start_lock:
             if self._thread.ident is None and not self._is_over.is_set():
                 self._run()
@@ -260,16 +247,13 @@ class EngineLoop:
             self._leave()
 
     def _take_inbox(self) -> None:
-        """Take what waits; block for the first item when there is nothing to do. What comes meanwhile waits for the next step."""
+        """Take what waits; wait for the first item when there is nothing to do."""
         block, timeout_s = self._idle_wait()
-        if not block and self._inbox.empty():
-            return
-        try:
-            self._take(self._inbox.get(block=block, timeout=timeout_s))
-            for _ in range(self._inbox.qsize()):
-                self._take(self._inbox.get_nowait())
-        except queue.Empty:
-            return
+        for kind, subject, answer in self._inbox.take(block=block, timeout_s=timeout_s):
+            if kind == "message":
+                self._handle(subject, answer)
+            elif kind == "call":
+                fulfil(answer, subject)
 
     def _idle_wait(self) -> tuple[bool, float | None]:
         """(block, timeout in s): with no work wait for a message, in a batch window until it ends."""
@@ -281,18 +265,11 @@ class EngineLoop:
         wake_s = self._scheduler.next_wake_s(self._clock())
         return (False, None) if wake_s is None else (True, max(wake_s - self._clock(), 0.0))
 
-    def _take(self, item: _Item) -> None:
-        kind, subject, answer = item
-        if kind == "message":
-            self._handle(subject, answer)
-        elif kind == "call":
-            _fulfil(answer, subject)
-
     def _handle(self, message: InboxMessage, outbox: Outbox | None) -> None:
         now_s = self._clock()
         if isinstance(message, AddRequest):
             self._add(message, cast("Outbox", outbox), now_s)
-        elif outbox is not None and self._outboxes.get(message.request_id) != outbox:
+        elif outbox is not None and not self._outboxes.owns(outbox, message.request_id):
             return  # it has just ended, or the id is another front's
         elif isinstance(message, AbortRequest):
             self._scheduler.abort(message.request_id, now_s)
@@ -304,14 +281,13 @@ class EngineLoop:
             self._emit()  # it may have ended in this turn: its last update goes to the front that had it
         is_new = message.request_id not in self._outboxes
         if is_new:
-            self._outboxes[message.request_id] = outbox  # before anything can go wrong, so that it is told
+            self._outboxes.open(message.request_id, outbox)  # before anything can go wrong, so that it is told
         try:
             self._scheduler.add(message, now_s)
         except RequestError as error:
             if is_new:
-                del self._outboxes[message.request_id]
-            update = RequestUpdate(message.request_id, [], finish_reason="error", status="rejected", error=error)
-            self._rejected.append((outbox, update))
+                self._outboxes.close(message.request_id)
+            self._outboxes.refuse(message.request_id, outbox, error)
 
     def _step(self) -> None:
         """One turn of the engine: plan ahead as far as allowed, then commit the oldest step."""
@@ -370,34 +346,13 @@ class EngineLoop:
             events.submitted_s = self._submitted_s if events.step_id is not None else None
             self._recorder.record(events)
             self._recorder.maybe_flush(events.now_s)
-        find = self._outboxes.get
-        batches: dict[Outbox, list[RequestUpdate]] = {}
-        latest, batch = None, []
-        for update in self._scheduler.take_updates():
-            outbox = find(update.request_id)
-            if outbox is None:
-                continue
-            if outbox is not latest:
-                latest, batch = outbox, batches.setdefault(outbox, [])
-            batch.append(update)
-            if update.cache is not None:
-                self._complete(update)
-        for outbox, updates in batches.items():
-            outbox(updates)
-        self._tell_rejected()
-
-    def _tell_rejected(self) -> None:
-        """After they were counted."""
-        while self._rejected:
-            outbox, update = self._rejected.pop(0)
-            outbox([update])
+        self._outboxes.deliver(self._scheduler.take_updates(), self._complete)
+        self._outboxes.tell_refused()  # after they were counted
 
     def _complete(self, update: RequestUpdate) -> None:
-        """A first or last update: name the misses of its report; after the last one the request is gone."""
+        """Name the misses of the report of a first or last update."""
         if update.cache is not None and self._records:
             update.cache = self._recorder.complete(update.cache, update.request_id)
-        if update.finish_reason is not None:
-            self._outboxes.pop(update.request_id, None)
 
     def _pause_recording(self) -> None:
         self._emit()
@@ -434,49 +389,17 @@ class EngineLoop:
             last.callback(self.advisor.close)
             last.callback(self._wait_for_device)
             last.callback(self._refuse_inbox)
-            self._tell_open_requests(self._fatal or EngineClosedError("The engine was closed while this request ran; send it again."))
+            self._outboxes.end_all(self._fatal or EngineClosedError("The engine was closed while this request ran; send it again."))
 
     def _abandon(self, timeout_s: float) -> None:
         """The thread hangs in a device call. Callers are told; the memory cannot be given back."""
         error = EngineClosedError(f"The engine was closed and its device did not answer within {timeout_s:g} s.")
         logger.error("%s Its thread and its memory are left behind.", error)
-        self._tell_open_requests(error)
+        self._outboxes.end_all(error)
         self._refuse_inbox()
 
-    def _tell_open_requests(self, error: PagedCoreError) -> None:
-        """The last update of each request that the scheduler did not end."""
-        self._tell_rejected()
-        for request_id in list(self._outboxes):
-            outbox = self._outboxes.pop(request_id, None)
-            if outbox is not None:
-                outbox([RequestUpdate(request_id, [], finish_reason="error", status="error", error=error)])
-
     def _refuse_inbox(self) -> None:
-        """Answer what is in the inbox; from now on whoever puts something in does this himself."""
-        self._reads_inbox = False
-        error = EngineClosedError(self._refusal or "The engine is closed.")
-        while True:
-            try:
-                kind, subject, answer = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if kind == "call":
-                _fulfil(answer, partial(_raise, error))
-            elif isinstance(subject, AddRequest):
-                answer([RequestUpdate(subject.request_id, [], finish_reason="error", status="error", error=error)])
-
-
-def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except Exception as error:  # noqa: BLE001  it belongs to whoever called
-        future.set_exception(error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+        self._inbox.refuse(EngineClosedError(self._refusal or "The engine is closed."))
 
 
 @atexit.register

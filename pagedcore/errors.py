@@ -19,6 +19,7 @@
     |-- EngineError (RuntimeError)          500
     |   |-- StepFailedError                 500   the step that computed this request failed
     |   |-- NoAnswerError                   504   a question of an operator was not answered in time
+    |   |-- EngineUnreachableError          503   no engine at a socket, another user's, or of another version
     |   `-- EngineClosedError               503   with retry_after_s
     |-- ModelLoadError (RuntimeError)       500
     |   |-- ModelSourceError                500   a model that cannot be found or fetched
@@ -153,6 +154,13 @@ class NoAnswerError(EngineError):
 
     http_status = 504
     code = "no_answer"
+
+
+class EngineUnreachableError(EngineError):
+    """No engine answers at a socket: none is there, it is another user's, or its version has other messages."""
+
+    http_status = 503
+    code = "engine_unreachable"
 
 
 class EngineClosedError(EngineError):

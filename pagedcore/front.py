@@ -13,6 +13,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from pagedcore.client import ModelInfo, RequestContext
 from pagedcore.errors import EngineClosedError, InvalidRequestError
@@ -31,6 +33,9 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 
 INLINE_PROMPT_LENGTH = 4096
 """Prompts of more characters, or token ids, are read in a worker thread, so that an event loop never stalls."""
+
+PIECE_LENGTH = 1 << 15
+"""Token ids that are checked in one call. Such a call holds the interpreter's lock, and over a long prompt for tens of milliseconds."""
 
 MAX_ENDING_S = 10.0
 """How long a new request waits for the end of an abandoned one of the same id."""
@@ -225,10 +230,11 @@ class Front:
 
     def _checked_ids(self, prompt: object) -> list[int]:
         token_ids = _integers(prompt)
-        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self.info.vocab_size):
-            wrong = next(t for t in token_ids if not 0 <= t < self.info.vocab_size)
-            message = f"Token id {shown(wrong)} is outside the vocabulary of {self.info.vocab_size} tokens."
-            raise InvalidRequestError(message, param="prompt")
+        for piece in _pieces(token_ids):
+            if min(piece) < 0 or max(piece) >= self.info.vocab_size:
+                wrong = next(t for t in piece if not 0 <= t < self.info.vocab_size)
+                message = f"Token id {shown(wrong)} is outside the vocabulary of {self.info.vocab_size} tokens."
+                raise InvalidRequestError(message, param="prompt")
         return token_ids
 
     def _check_token_parameters(self, params: SamplingParams) -> None:
@@ -344,11 +350,22 @@ def _integers(values: object) -> list[int]:
     try:
         if hasattr(values, "tolist"):
             values = values.tolist()
-        if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)) and bool not in set(map(type, values)):
-            return list(map(operator.index, values))
+        if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)):
+            return list(chain.from_iterable(map(_integers_of_piece, _pieces(values))))
     except TypeError:
         pass
     raise InvalidRequestError(f"A prompt must be text or token ids, got {shown(values)}.", param="prompt")
+
+
+def _integers_of_piece(values: Sequence[Any]) -> list[int]:
+    """Raises `TypeError` for what is no integer, and for booleans."""
+    if bool in set(map(type, values)):
+        raise TypeError("a token id is no boolean")
+    return list(map(operator.index, values))
+
+
+def _pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (values[start : start + PIECE_LENGTH] for start in range(0, len(values), PIECE_LENGTH))
 
 
 def _prompt_of_mapping(prompt: Mapping[str, object]) -> str | Sequence[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from pagedcore.advice.advice import Advice
 from pagedcore.async_engine import AsyncEngine, choose_params
 from pagedcore.client import RequestContext
-from pagedcore.errors import InvalidRequestError
+from pagedcore.errors import ConfigError, InvalidRequestError
 from pagedcore.front import Prompt, TokenizedPrompt
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outputs import RequestOutput
@@ -33,9 +33,17 @@ class LLM:
     Takes the fields of `EngineConfig` as keywords; `model` may come first. No model is the embedded SmolLM2-135M-Instruct.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
-        self._engine = AsyncEngine({"model": model, **options})
+    def __init__(self, model: str | None = None, *, engine: AsyncEngine | None = None, **options: Any) -> None:
+        """`engine` is one that is there already, which `close` closes, too; it takes no settings. Raises `ConfigError` for both."""
+        if engine is not None and (model is not None or options):
+            raise ConfigError("The engine that was given has its settings already; give an engine, or a model and settings.")
+        self._engine = engine or AsyncEngine({"model": model, **options})
         self._finalizer = weakref.finalize(self, self._engine.close_sync)
+
+    @classmethod
+    def connect(cls, path: str | Path, *, timeout_s: float = 0.0) -> LLM:
+        """The same over an engine that runs at a Unix socket, which goes on after `close`; see `AsyncEngine.connect`."""
+        return cls(engine=AsyncEngine.connect(path, timeout_s=timeout_s))
 
     # ---- requests
 

@@ -38,6 +38,8 @@ class AddRequest:
     adapter: str = "library"
     traceparent: str | None = None
     """The caller's span, as a W3C `traceparent`."""
+    routing: str | None = None
+    """Why this engine got it, where a front chose among several: a `pagedcore.routing.router.Reason`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +93,8 @@ class RequestUpdate:
             if not facts.keys() <= RequestUpdate.__annotations__.keys():
                 raise TypeError(f"RequestUpdate has no field {min(facts.keys() - RequestUpdate.__annotations__.keys())!r}")
             vars(self).update(facts)
+
+    @property
+    def has_tokens_only(self) -> bool:
+        """Nothing stands in it but new tokens."""
+        return len(vars(self)) == 2

@@ -48,7 +48,7 @@ class LoopWaker:
 
     def wake(self, streams: list[RequestStream]) -> bool:
         try:
-            self.loop.call_soon_threadsafe(_set_events, streams)
+            self.loop.call_soon_threadsafe(_notify_all, streams)
         except RuntimeError:
             return False
         return True
@@ -73,9 +73,31 @@ class QueueWaker:
         return self._ready.get()
 
 
-def _set_events(streams: list[RequestStream]) -> None:
+def _notify_all(streams: list[RequestStream]) -> None:
     for stream in streams:
-        stream.event.set()
+        stream.notify()
+
+
+class PartialOutput(CompletionOutput):
+    """A choice that goes on. Copies its token ids when somebody looks at all of them: most look at the new ones only, and a copy for
+    each token would cost more and more as an output grows."""
+
+    __slots__ = ("_ids", "_is_shared", "_num_ids")
+
+    _ids: list[int]
+    _num_ids: int
+    _is_shared: bool
+
+    @property
+    def token_ids(self) -> list[int]:
+        if self._is_shared:
+            self._ids, self._is_shared = self._ids[: self._num_ids], False
+        return self._ids
+
+    @token_ids.setter
+    def token_ids(self, ids: list[int]) -> None:
+        """`ids` may grow at its end until somebody looks."""
+        self._ids, self._num_ids, self._is_shared = ids, len(ids), True
 
 
 @dataclass(slots=True)
@@ -98,10 +120,11 @@ class _Choice:
 
     def snapshot(self) -> CompletionOutput:
         """The cumulative output, and what is new since the last one. Marks all of it as seen."""
-        output = CompletionOutput(
+        is_last = self.finish_reason is not None
+        output = (CompletionOutput if is_last else PartialOutput)(
             index=self.index,
             text=self.text,
-            token_ids=list(self.token_ids),
+            token_ids=list(self.token_ids) if is_last else self.token_ids,
             logprobs=None if self.logprobs is None else list(self.logprobs),
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
@@ -130,7 +153,8 @@ class RequestStream:
         self.request_id = request_id
         self.waker = waker
         self.wake_key = waker.key
-        self.event = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_news = False
         self._prompt = prompt
         self._prompt_token_ids = prompt_token_ids
         self._params = params
@@ -196,10 +220,20 @@ class RequestStream:
         """Ask the engine to end what it has not ended; False when there is no engine any more."""
         return all(self._tell(AbortRequest(request_id)) for request_id in self.running_request_ids)
 
-    async def wait(self) -> None:
-        """Until there are updates to advance over."""
-        await self.event.wait()
-        self.event.clear()
+    def wait(self) -> asyncio.Future[None]:
+        """Done when there are updates to advance over; for one coroutine, on its running event loop."""
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        if self._has_news:
+            self._has_news = False
+            waiter.set_result(None)
+        return waiter
+
+    def notify(self) -> None:
+        """There are updates: whoever waits goes on, or will not wait the next time. On the event loop of the waiting coroutine."""
+        if self._waiter is None or self._waiter.done():
+            self._has_news = True
+        else:
+            self._waiter.set_result(None)
 
     def advance(self) -> RequestOutput | None:
         """Apply all waiting updates; None when they change nothing that a caller would see."""
@@ -209,9 +243,28 @@ class RequestStream:
         """The same without making an output: True when there is something new."""
         self._is_signalled = False
         changed = False
-        while self._updates:
-            changed = self._apply(self._updates.popleft()) or changed
+        for update in self._take_updates():
+            changed = self._apply(update) or changed
         return changed
+
+    def _take_updates(self) -> list[RequestUpdate]:
+        """Those that wait. A consumer who is late gets the tokens of several steps in one: their text is cheaper to make together."""
+        updates = self._updates
+        if len(updates) == 1:
+            return [updates.popleft()]
+        taken: list[RequestUpdate] = []
+        joined: RequestUpdate | None = None
+        while updates:
+            update = updates.popleft()
+            if not update.has_tokens_only:
+                joined = None
+                taken.append(update)
+            elif joined is not None and joined.request_id == update.request_id:
+                joined.new_token_ids += update.new_token_ids
+            else:
+                joined = RequestUpdate(update.request_id, list(update.new_token_ids))
+                taken.append(joined)
+        return taken
 
     def output(self) -> RequestOutput:
         """The request as it stands."""
@@ -244,7 +297,7 @@ class RequestStream:
     def _take_request_facts(self, update: RequestUpdate, choice: _Choice) -> None:
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = self._with_text_prompt(update.prompt_logprobs)
-        if choice.index == 0 and update.cache is not None:
+        if update.cache is not None and choice.index == 0:
             self._cache = update.cache
         if update.timings is not None:
             self._timings = update.timings if self._timings is None else _merged(self._timings, update.timings)
@@ -256,14 +309,16 @@ class RequestStream:
             return False
         kept = len(new_ids)
         if choice.text_state is not None:
-            delta = choice.text_state.push(self._ids_with_text(update), finished=update.finish_reason is not None)
+            ids_with_text = new_ids if update.finish_reason is None else self._ids_with_text(update)
+            delta = choice.text_state.push(ids_with_text, finished=update.finish_reason is not None)
             choice.text += delta.new_text
             choice.new_text += delta.new_text
             if delta.matched_stop is not None:
                 choice.matched_stop = delta.matched_stop
                 kept = delta.num_tokens_kept - len(choice.token_ids)
         choice.token_ids += new_ids[:kept]
-        self._take_logprobs(choice, update, kept)
+        if choice.logprobs is not None:
+            self._take_logprobs(choice, choice.logprobs, update, kept)
         if choice.matched_stop is not None and update.finish_reason is None:
             self._tell(FinishRequest(choice.request_id, len(choice.token_ids), choice.matched_stop))
         return True
@@ -275,11 +330,11 @@ class RequestStream:
             return update.new_token_ids[:-1]
         return update.new_token_ids
 
-    def _take_logprobs(self, choice: _Choice, update: RequestUpdate, kept: int) -> None:
-        if choice.logprobs is None or update.new_logprobs is None:
+    def _take_logprobs(self, choice: _Choice, logprobs: list[dict[int, Logprob]], update: RequestUpdate, kept: int) -> None:
+        if update.new_logprobs is None:
             return
         for token_id, entry in zip(update.new_token_ids[:kept], update.new_logprobs[:kept], strict=True):
-            choice.logprobs.append(self._with_text(entry))
+            logprobs.append(self._with_text(entry))
             choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry[token_id].logprob
 
     def _finish(self, choice: _Choice, update: RequestUpdate) -> None:

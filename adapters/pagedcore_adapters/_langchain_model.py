@@ -13,7 +13,7 @@ from pagedcore.errors import ConfigError, ModelNotFoundError, UnsupportedFeature
 from pagedcore.structured_outputs import StructuredOutputsParams
 from pagedcore_adapters._langchain_call import Call
 from pagedcore_adapters._langchain_options import CallOptions, read_options
-from pagedcore_adapters.shared_engine import serve_metrics, shared_engine
+from pagedcore_adapters.shared_engine import attached_engine, serve_metrics, shared_engine
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 
@@ -43,13 +43,17 @@ class PagedCoreModel(BaseModel):
     """An `AsyncEngine` to use; None takes the shared one of (model, engine_config), started at the first call."""
     engine_config: Any = Field(default=None, exclude=True, repr=False)
     """Settings of the shared engine: an `EngineConfig` or a mapping of its fields."""
+    socket: str | None = None
+    """Path of the Unix socket at which `pagedcore engine` runs one, in place of `engine` and `engine_config`. Model objects of one process
+    share the connection, made at the first call."""
     metrics_port: int | None = None
     """Serve Prometheus metrics on this port of 127.0.0.1, from construction on; None serves none."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.engine is not None and self.engine_config is not None:
-            raise ConfigError("engine and engine_config were both given; give engine, or the settings of a shared one.")
+        given = [name for name in ("engine", "engine_config", "socket") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} were given; give an engine, the settings of a shared one, or a socket.")
         read_options({**self._options(), **self.model_kwargs}, is_chat=self.is_chat)
         if self.metrics_port is not None:
             self._engine(None)  # the families exist once an engine does
@@ -75,14 +79,20 @@ class PagedCoreModel(BaseModel):
         return require_text(self._engine(None)).encode(text, add_special_tokens=False)
 
     def served_name(self, model: str | None = None) -> str:
-        """The name in metadata and traces; asks no engine, so that none is started for it."""
-        return model or self.model_name or (EMBEDDED_NAME if self.engine is None else self.engine.info.model_names[0])
+        """The name in metadata and traces; starts no engine for it."""
+        known = self._running_engine() if model is None and self.model_name is None else None
+        return model or self.model_name or (EMBEDDED_NAME if known is None else known.info.model_names[0])
+
+    def _running_engine(self) -> AsyncEngine | None:
+        """The one that runs whether this model is used or not: given, or at the socket. None where it is of our own making."""
+        engine: AsyncEngine | None = self.engine if self.socket is None else attached_engine(self.socket)
+        return engine
 
     def _engine(self, model: str | None) -> AsyncEngine:
         name = model or self.model_name
-        if self.engine is None:
+        engine = self._running_engine()
+        if engine is None:
             return shared_engine(_config(self.engine_config, name))
-        engine: AsyncEngine = self.engine
         if name is not None and name not in engine.info.model_names:
             raise ModelNotFoundError(f"The engine does not serve {name!r}; it serves {', '.join(engine.info.model_names)}.", param="model")
         return engine

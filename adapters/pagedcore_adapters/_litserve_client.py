@@ -3,124 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from pagedcore import RequestOutput, SamplingParams
 from pagedcore.async_engine import load_text
-from pagedcore.client import ModelInfo, RequestContext, TextFront
+from pagedcore.client import EngineClient, ModelInfo, RequestContext, TextFront
 from pagedcore.errors import EngineClosedError
 from pagedcore.front import Front
-from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
-from pagedcore_adapters._litserve_questions import Answer, Asker, Question
-from pagedcore_adapters._litserve_worker import ControlQueue, Reply, WorkerFacts
+from pagedcore.messages import RequestUpdate
+from pagedcore.routing.router import RoutingPolicy
+from pagedcore_adapters._litserve_gossip import TellOthers
+from pagedcore_adapters._litserve_messages import ControlQueue, Drain, News, Reply, Traffic, WorkerFacts, WorkerLost, WorkerReady
+from pagedcore_adapters._litserve_pool import WorkerPool
+from pagedcore_adapters._litserve_questions import Answer, Asker
 from pagedcore_adapters._prometheus_dir import multiprocess_metrics
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """The main process tells the API servers that a worker process has ended."""
-
-    worker_id: int
-
-
-class WorkerPool:
-    """Owns which worker has which request of this API server. Used on its event loop only.
-
-    A new request goes to the worker with the fewest open requests of ours, the lowest id first; all choices of one
-    request go to the same worker, and what follows (abort, finish) goes where the request went.
-    """
-
-    def __init__(self, queue_id: int, controls: Sequence[ControlQueue], facts: Mapping[int, WorkerFacts]) -> None:
-        self._queue_id = queue_id
-        self._controls = controls
-        self._facts = facts
-        self._warm: set[int] = set()
-        self._lost: set[int] = set()
-        self._owners: dict[str, int] = {}
-        self._loads: Counter[int] = Counter()
-
-    @property
-    def has_lost_a_worker(self) -> bool:
-        return bool(self._lost)
-
-    def send(self, message: InboxMessage) -> None:
-        """Raises `EngineClosedError` when no worker can take it."""
-        worker_id = self._owners.get(message.request_id)
-        if isinstance(message, AddRequest):
-            worker_id = self._owners.get(message.group_id, self._least_loaded())
-            self._owners[message.request_id] = worker_id
-            self._loads[worker_id] += 1
-        if worker_id is None:
-            return  # it has just ended
-        self.put(worker_id, message)
-
-    def put(self, worker_id: int, message: InboxMessage | Question) -> None:
-        """Hand a message to this worker. Raises `EngineClosedError` when the server is shutting down."""
-        try:
-            self._controls[worker_id].put((self._queue_id, message))
-        except (EOFError, OSError) as error:
-            raise EngineClosedError("The server is shutting down and takes no more requests.") from error
-
-    def note(self, updates: Sequence[RequestUpdate]) -> None:
-        """Forget the requests that these updates end."""
-        for update in updates:
-            if update.finish_reason is not None and (worker_id := self._owners.pop(update.request_id, None)) is not None:
-                self._loads[worker_id] -= 1
-
-    def lose(self, worker_id: int) -> list[RequestUpdate]:
-        """A worker is gone: the last updates of the requests that it had."""
-        self._lost.add(worker_id)
-        error = EngineClosedError(f"Worker process {worker_id} has ended and took this request with it; send it again.")
-        return [
-            RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="error", status="error", error=error)
-            for request_id, owner in self._owners.items()
-            if owner == worker_id
-        ]
-
-    def usable(self) -> list[int]:
-        """The workers that are warm and alive, in order. Raises `EngineClosedError` when none is."""
-        if len(self._warm) < len(self._controls):
-            self._warm = set(self._facts.keys())
-        usable = sorted(self._warm - self._lost)
-        if not usable:
-            raise EngineClosedError("No worker process is left to take this request; the server is shutting down.")
-        return usable
-
-    def _least_loaded(self) -> int:
-        return min(self.usable(), key=lambda worker_id: self._loads[worker_id])
 
 
 class WorkerClient:
     """An engine as the router sees it. Made before the API servers are forked, started in each of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: RoutingPolicy | None = None) -> None:
+        self._policy = policy
         self._front: Front | None = None
         self._pool: WorkerPool | None = None
         self._asker: Asker | None = None
+        self._draining: asyncio.Task[None] | None = None
 
-    def start(self, queue_id: int, controls: Sequence[ControlQueue], facts: Mapping[int, WorkerFacts]) -> None:
-        """Load the tokenizer of the workers' model. At least one worker must be warm."""
+    def start(
+        self,
+        queue_id: int,
+        controls: Sequence[ControlQueue],
+        facts: Mapping[int, WorkerFacts],
+        *,
+        tell_others: TellOthers | None = None,
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Load the tokenizer of the workers' model. At least one worker must be warm.
+
+        `tell_others` reaches the other API servers, if there are some; `on_drained` is called once no request is open after a `Drain`.
+        """
         worker = next(iter(facts.values()))
-        self._pool = WorkerPool(queue_id, controls, facts)
+        self._on_drained = on_drained
+        self._pool = WorkerPool(queue_id, controls, facts, policy=self._policy, tell_others=tell_others)
         self._asker = Asker(self._pool.put)
         self._front = Front(worker.info, load_text(worker.plan), self._pool.send)
 
-    def receive(self, reply: Reply | WorkerLost) -> None:
-        """Hand one reply of a worker, or the news of its end, to the requests and questions that wait for it."""
+    def engine_client(self) -> EngineClient:
+        """What the routes ask."""
+        return self
+
+    def receive(self, message: Reply | News) -> None:
+        """Hand a reply of a worker, or news, to the requests and questions that wait for it. Called on the event loop."""
         pool, front = self._started()
-        if isinstance(reply, Answer):
-            self._questions().receive(reply)
-            return
-        if isinstance(reply, WorkerLost):
-            updates = pool.lose(reply.worker_id)
-            self._questions().lose(reply.worker_id)
+        if isinstance(message, Answer):
+            self._questions().receive(message)
+        elif isinstance(message, Traffic):
+            pool.note_traffic(message)
+        elif isinstance(message, Drain):
+            front.begin_drain()
+            self._draining = asyncio.get_running_loop().create_task(self._drain(front, message.timeout_s))
         else:
-            updates = reply
-        pool.note(updates)
-        front.deliver(updates)
+            self._deliver(self._note_worker(message) if isinstance(message, WorkerReady | WorkerLost) else message)
 
     @property
     def info(self) -> ModelInfo:
@@ -146,10 +90,15 @@ class WorkerClient:
         await self._started()[1].abort(request_id)
 
     async def is_ready(self) -> bool:
-        return self._pool is not None and not self._pool.has_lost_a_worker
+        """Every worker is warm, and the server not draining. Raises `EngineClosedError`, which says which worker is not."""
+        if self._pool is None or self._front is None or self._front.is_draining:
+            return False
+        self._pool.workers.check_all_ready()
+        return True
 
     async def is_alive(self) -> bool:
-        return await self.is_ready()
+        """A worker is warm. Raises `EngineClosedError`, which says what each does, when none is."""
+        return self._pool is not None and bool(self._pool.workers.usable())
 
     async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         """The series of all workers: each writes its own to files that this process reads."""
@@ -157,11 +106,28 @@ class WorkerClient:
 
     async def inspect(self, question: str, **arguments: Any) -> list[dict[str, Any]]:
         """One answer a living worker; see `EngineClient.inspect`."""
-        workers = self._started()[0].usable()
-        return await self._questions().ask(workers, question, arguments)
+        return await self._questions().ask(self._started()[0].workers.usable(), question, arguments)
+
+    def _note_worker(self, news: WorkerReady | WorkerLost) -> list[RequestUpdate]:
+        if isinstance(news, WorkerLost):
+            self._questions().lose(news.worker_id)
+        return self._started()[0].note_worker(news)
+
+    def _deliver(self, updates: list[RequestUpdate]) -> None:
+        pool, front = self._started()
+        pool.note(updates)
+        front.deliver(updates)
+
+    async def _drain(self, front: Front, timeout_s: float) -> None:
+        """Let the open requests end, and end them where they do not within this time."""
+        if not await asyncio.to_thread(front.drain, timeout_s):
+            message = f"The server shuts down and this request did not end within {timeout_s:g} s; send it again."
+            self._deliver(self._started()[0].give_up(message))
+        self._on_drained()
 
     def _questions(self) -> Asker:
-        assert self._asker is not None, "the asker is made with the pool"
+        if self._asker is None:
+            raise EngineClosedError("The API server has not started yet.")
         return self._asker
 
     def _started(self) -> tuple[WorkerPool, Front]:

@@ -2,10 +2,11 @@
 
 - `LitServer._init_manager(num_api_servers)` makes the manager: our queues come from the same one; `_process` is its process.
 - `LitServer._inference_workers_config_for_api(api_path)` has one entry a worker.
-- `LitServer.launch_inference_worker(lit_api)` starts the worker processes, `_start_server(...)` the API servers.
+- `LitServer.launch_inference_worker(lit_api)` starts the worker processes, `launch_single_inference_worker(lit_api, worker_id)` one
+  of them, `_start_server(...)` the API servers.
 - `LitServer.verify_worker_status()` waits for the first `WorkerSetupStatus.READY` in `workers_setup_status`.
-- `LitServer._start_worker_monitoring(manager, uvicorn_workers)` runs once the API servers are up.
-- `LitServer._shutdown_event` ends `run`.
+- `LitServer._start_worker_monitoring(manager, uvicorn_workers)` runs once the API servers are up; its own shuts all down with a worker.
+- `LitServer._shutdown_event` ends `run`, whose last act is `_perform_graceful_shutdown(manager, uvicorn_workers, shutdown_reason)`.
 - `LitServer.inference_workers` are the worker processes, in the order of their ids.
 - `LitServer._transport.send(item, consumer_id)` reaches an API server, as `transport.send` does in a worker.
 - `LitServer.response_buffer[uid]` is a `ResponseBufferItem` whose `response_queue.append` gets `[payload, status]`.
@@ -18,15 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from multiprocessing.managers import SyncManager
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fastapi import FastAPI
@@ -35,6 +36,7 @@ from litserve.connector import check_cuda_with_nvidia_smi
 from litserve.utils import LitAPIStatus, LoopResponseType, ResponseBufferItem, WorkerSetupStatus
 
 from pagedcore_adapters._litserve_processes import blocked_signals, end_with_parent
+from pagedcore_adapters._litserve_supervisor import Supervisor
 
 _UID = "pagedcore"
 """The one response buffer entry of an API server: all its requests share it."""
@@ -46,6 +48,8 @@ class HookedServer(LitServer):
 
     Ctrl-C in a terminal, or a supervisor's signal to all processes, is this process' affair: it stops the others in their order.
     """
+
+    _supervisor: Supervisor | None = None
 
     @abstractmethod
     def on_manager(self, manager: SyncManager, num_workers: int, num_api_servers: int) -> None:
@@ -60,12 +64,20 @@ class HookedServer(LitServer):
         """In the main process, when a worker is ready and the API servers have been started."""
 
     @abstractmethod
-    def on_worker_death(self, worker_id: int) -> None:
-        """In the main process, as soon as a worker process has ended."""
+    def on_worker_death(self, worker_id: int, process: BaseProcess) -> float | None:
+        """In the main process, as soon as a worker process has ended: seconds until it is started again, None for never."""
+
+    @abstractmethod
+    def on_restart(self, worker_id: int) -> None:
+        """In the main process, before a worker is started again."""
 
     @abstractmethod
     def on_api_server_death(self, queue_id: int) -> None:
-        """In the main process, as soon as an API server process has ended; `run` ends after it."""
+        """In the main process, as soon as an API server process has ended."""
+
+    @abstractmethod
+    def on_ending(self, api_servers: Mapping[int, BaseProcess]) -> None:
+        """In the main process, on a thread, before the others are ended: let open answers end."""
 
     @abstractmethod
     def on_api_start(self, queue_id: int) -> None:
@@ -103,24 +115,30 @@ class HookedServer(LitServer):
             self.on_starting(dead)
             time.sleep(START_POLL_S)
 
-    def _start_worker_monitoring(self, manager: SyncManager, uvicorn_workers: dict[int, Any]) -> None:
-        threading.Thread(target=self._watch, args=(uvicorn_workers,), name="pagedcore-watch", daemon=True).start()
-        super()._start_worker_monitoring(manager, uvicorn_workers)
+    def restart_worker(self, worker_id: int) -> BaseProcess:
+        """Start a worker that has ended again."""
+        self.on_restart(worker_id)
+        with blocked_signals(signal.SIGINT):
+            process: BaseProcess = self.launch_single_inference_worker(self.lit_api, worker_id)
+        return process
 
-    def _watch(self, api_servers: dict[int, Any]) -> None:
-        sentinels = {process.sentinel: (self.on_worker_death, worker_id) for worker_id, process in enumerate(self.inference_workers)}
-        # On Windows the API servers are threads.
-        servers = {server.sentinel: (self._end_run, queue_id) for queue_id, server in api_servers.items() if hasattr(server, "sentinel")}
-        sentinels |= servers
-        with suppress(EOFError, OSError):  # the manager is gone, and with it everybody who could be told
-            while sentinels:
-                for ended in multiprocessing.connection.wait(list(sentinels)):
-                    tell, number = sentinels.pop(ended)
-                    tell(number)
-
-    def _end_run(self, queue_id: int) -> None:
-        self.on_api_server_death(queue_id)
+    def end_run(self) -> None:
+        """Let `run` end, from any thread."""
         self._shutdown_event.set()
+
+    def _start_worker_monitoring(self, manager: SyncManager, uvicorn_workers: dict[int, Any]) -> None:
+        """LitServe's own ends the server when a worker ends."""
+        self._supervisor = Supervisor(self.inference_workers, _processes(uvicorn_workers), self)
+        threading.Thread(target=self._supervisor.run, name="pagedcore-supervisor", daemon=True).start()
+
+    def _perform_graceful_shutdown(self, manager: SyncManager, uvicorn_workers: dict[int, Any], shutdown_reason: str = "normal") -> None:
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        # A signal leaves this thread's connection to the manager in the middle of an answer; another thread has its own.
+        ending = threading.Thread(target=self.on_ending, args=(_processes(uvicorn_workers),), name="pagedcore-ending", daemon=True)
+        ending.start()
+        ending.join()
+        super()._perform_graceful_shutdown(manager, uvicorn_workers, shutdown_reason)
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -130,6 +148,11 @@ class HookedServer(LitServer):
         self.response_buffer[_UID] = ResponseBufferItem(event=asyncio.Event(), response_queue=_ReplyQueue(self.on_reply))
         async with super().lifespan(app):
             yield
+
+
+def _processes(api_servers: dict[int, Any]) -> dict[int, BaseProcess]:
+    """Those that are processes: on Windows API servers are threads."""
+    return {queue_id: server for queue_id, server in api_servers.items() if hasattr(server, "sentinel")}
 
 
 class _ReplyQueue:

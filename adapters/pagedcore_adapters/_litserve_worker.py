@@ -6,51 +6,34 @@ import multiprocessing
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from pagedcore.client import ModelInfo
-from pagedcore.config import EnginePlan
-from pagedcore.engine_loop import EngineLoop, Outbox
+from pagedcore.engine_loop import EngineLoop
 from pagedcore.errors import EngineClosedError
-from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
-from pagedcore_adapters._litserve_questions import Answer, Answerer, Question
+from pagedcore.messages import AddRequest, RequestUpdate
+from pagedcore.outboxes import Outbox
+from pagedcore_adapters._litserve_messages import ControlQueue, Reply
+from pagedcore_adapters._litserve_questions import Answerer, Question
 
 POLL_S = 0.25
 """An idle worker looks this often whether it should stop, and whether its server and its engine are still alive."""
 SEND_TIMEOUT_S = 5.0
-
-Envelope = tuple[int, InboxMessage | Question]
-"""What a control queue carries: the number of the API server, and its message."""
-
-Reply = list[RequestUpdate] | Answer
-"""What goes back to an API server."""
-
-
-class ControlQueue(Protocol):
-    """One worker's inbox, shared by all API servers: a queue of the server's manager."""
-
-    def put(self, item: Envelope) -> None: ...
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Envelope: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
-    """What a worker tells the API servers once it is warm."""
-
-    plan: EnginePlan
-    info: ModelInfo
 
 
 class WorkerBridge:
     """Owns the way between one engine loop and the API servers; `serve` is the life of a worker process."""
 
     def __init__(
-        self, loop: EngineLoop, control: ControlQueue, send: Callable[[int, Reply], None], inspect: Callable[..., list[dict[str, Any]]]
+        self,
+        loop: EngineLoop,
+        control: ControlQueue,
+        send: Callable[[int, Reply], None],
+        inspect: Callable[..., list[dict[str, Any]]],
+        incarnation: int = 0,
     ) -> None:
         """`inspect` answers operators' questions; `send` may be called from any thread."""
+        self._incarnation = incarnation
         self._loop = loop
         self._answerer = Answerer(inspect, send)
         self._control = control
@@ -88,9 +71,12 @@ class WorkerBridge:
 
     def _take(self) -> None:
         try:
-            queue_id, message = self._control.get(timeout=POLL_S)
+            sender, message = self._control.get(timeout=POLL_S)
         except queue.Empty:
             return
+        if sender.incarnation != self._incarnation:
+            return  # it was meant for a process that has ended, and whoever sent it knows
+        queue_id = sender.queue_id
         if isinstance(message, Question):
             self._answerer.take(queue_id, message)
             return

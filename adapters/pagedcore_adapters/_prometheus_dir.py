@@ -48,6 +48,13 @@ def engine_label(config: EngineConfig, worker_id: int) -> str:
     return config.metrics_instance if worker_id == 0 else f"{config.metrics_instance}-{worker_id}"
 
 
+def forget_process(pid: int | None) -> None:
+    """A process has ended: its gauges are nobody's, its counters stay in the sums."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(pid, os.environ[VARIABLE])  # type: ignore[no-untyped-call]
+
+
 def _prepare(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,14 +16,25 @@ except ImportError as error:
 
 from pagedcore import AsyncEngine, EngineConfig
 from pagedcore.openai import ServerSettings, build_app
+from pagedcore.openai.service import OpenAIService
 from pagedcore.warm_up import as_token_ids, read_warm_up_file
+from pagedcore_adapters._bentoml_errors import ErrorReplies
+from pagedcore_adapters._bentoml_image import WHEEL, default_image
+from pagedcore_adapters._bentoml_native import ChatMessage, NativeAPI, Reply
+from pagedcore_adapters._bentoml_signals import on_terminate
 from pagedcore_adapters._environment import api_keys_from_environment, config_from_environment, warmup_file_from_environment
 from pagedcore_adapters._prometheus_dir import engine_label
 from pagedcore_adapters.shared_engine import shared_engine
 
+__all__ = ["DRAIN_TIMEOUT_S", "WHEEL", "ChatMessage", "PagedCoreService", "Reply", "build_service", "default_image"]
+
 FIRST_BYTE_TIMEOUT_S = 3600
 """BentoML's `traffic.timeout` ends at the first byte of an answer; a long answer that is not streamed has none before its end."""
 DRAIN_TIMEOUT_S = 30.0
+ONE_CONNECTION = {"max_requests": 2**31 - 1, "max_age": 1e9}
+"""A service that depends on ours would end every open answer, by BentoML's defaults, at each hundredth request and every 300 s."""
+LABELS = {"openai_endpoint": "/v1"}
+"""Tells BentoML's clients and pages where the OpenAI routes are."""
 
 
 def build_service(
@@ -32,46 +43,63 @@ def build_service(
     *,
     name: str = "pagedcore",
     warmup_file: str | None = None,
+    drain_timeout_s: float = DRAIN_TIMEOUT_S,
     **options: Any,
 ) -> bentoml.Service[Any]:
     """A service for a user's own file: `svc = build_service(EngineConfig(...))`, then `bentoml serve file:svc`.
 
     Without `config` the environment is read (`PAGEDCORE_CONFIG`, `PAGEDCORE_MODEL`, `PAGEDCORE_API_KEY`,
-    `PAGEDCORE_WARMUP_FILE`) when the worker starts. `options` go to `bentoml.service`. No model is loaded in the parent.
+    `PAGEDCORE_WARMUP_FILE`) when the worker starts. `options` go to `bentoml.service`; of `traffic` and `labels` only what is
+    named changes. At SIGTERM running requests have `drain_timeout_s` to end. No model is loaded in the parent.
     Each server on a machine needs its own BENTOML_HOME: BentoML empties the metrics folder in it when it starts.
     """
-    served = settings or ServerSettings(api_keys=api_keys_from_environment())
-    app = build_app(_engine_of_this_worker, replace(served, adapter="bentoml", serve_metrics=False))
+    served = replace(settings or ServerSettings(api_keys=api_keys_from_environment()), adapter="bentoml", serve_metrics=False)
+    app = build_app(_engine_of_this_worker, served)
 
-    @bentoml.service(**{"name": name, "workers": 1, "traffic": {"timeout": FIRST_BYTE_TIMEOUT_S}, **options})
     @bentoml.asgi_app(app, path="/")
-    class PagedCoreService:
+    class PagedCoreService(NativeAPI):
         """Owns the engine of one worker process; /metrics is BentoML's own and holds the engine's series."""
 
         def __init__(self) -> None:
             self.engine = shared_engine(_of_this_worker(_as_config(config)))
-            self.is_warm = False
-
-        @bentoml.on_startup
-        async def warm_up(self) -> None:
+            self.access = OpenAIService(self.engine, served)
             path = warmup_file or warmup_file_from_environment()
             if path is not None:
-                prompts = [as_token_ids(prompt, self.engine.text) for prompt in read_warm_up_file(path)]
-                await asyncio.to_thread(self.engine.warm_up, prompts)
-            self.is_warm = True
+                self.engine.warm_up([as_token_ids(prompt, self.engine.text) for prompt in read_warm_up_file(path)])
+
+        @bentoml.on_startup
+        async def close_at_sigterm(self) -> None:
+            """In a worker of `bentoml serve`: its server would wait for the last answer without end."""
+            if bentoml.server_context.worker_index is not None:
+                loop = asyncio.get_running_loop()
+                on_terminate(lambda: loop.call_soon_threadsafe(self._begin_to_close))
 
         @bentoml.on_shutdown
         async def close(self) -> None:
-            await self.engine.drain(DRAIN_TIMEOUT_S)
+            """Let running requests end, abort them when `drain_timeout_s` is over, and give the memory back."""
+            await self.engine.drain(drain_timeout_s)
             await self.engine.close()
 
         async def __is_alive__(self) -> bool:
             return await self.engine.is_alive()
 
         async def __is_ready__(self) -> bool:
-            return self.is_warm and await self.engine.is_ready()
+            return await self.is_ready()
 
-    return PagedCoreService
+        def _begin_to_close(self) -> None:
+            self._closing = asyncio.ensure_future(self.close())
+
+    service: bentoml.Service[Any] = bentoml.service(**_with_defaults({"name": name, **options}))(PagedCoreService)
+    service.add_asgi_middleware(ErrorReplies)
+    return service
+
+
+def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """One engine, no limit below the engine's own, and a container, unless the options say otherwise."""
+    ours = {"workers": 1, "image": default_image(), "runner_connection": ONE_CONNECTION}
+    traffic = {"timeout": FIRST_BYTE_TIMEOUT_S, **options.pop("traffic", {})}
+    labels = {**LABELS, **options.pop("labels", {})}
+    return {**ours, "traffic": traffic, "labels": labels, **options}
 
 
 def _as_config(config: EngineConfig | Mapping[str, Any] | None) -> EngineConfig:

@@ -1,4 +1,4 @@
-"""One engine for each configuration in this process, for callers that bring none."""
+"""One engine for each configuration, and one connection for each socket, in this process, for callers that bring no engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pagedcore.errors import ConfigError
 from pagedcore.observe.exposition import MetricsServer, start_metrics_server
 
 _engines: dict[EngineConfig, AsyncEngine] = {}
+_attached: dict[str, AsyncEngine] = {}
 _metrics_servers: dict[int, MetricsServer] = {}
 _lock = threading.Lock()
 
@@ -20,6 +21,15 @@ def shared_engine(config: EngineConfig) -> AsyncEngine:
         engine = _engines.get(config)
         if engine is None or not engine.loop.is_alive:
             engine = _engines[config] = AsyncEngine(config)
+        return engine
+
+
+def attached_engine(socket: str) -> AsyncEngine:
+    """The engine at a Unix socket, over the one connection of this process. Raises what `AsyncEngine.connect` raises."""
+    with _lock:
+        engine = _attached.get(socket)
+        if engine is None or not engine.loop.is_alive:
+            engine = _attached[socket] = AsyncEngine.connect(socket)
         return engine
 
 
@@ -35,10 +45,11 @@ def serve_metrics(port: int) -> None:
 
 
 def close_shared_engines() -> None:
-    """Close every shared engine; their requests end, and the next `shared_engine` starts a new one."""
+    """Close every shared engine and every connection to one; their requests end, and whoever asks next gets a new one."""
     with _lock:
-        engines = list(_engines.values())
+        engines = [*_engines.values(), *_attached.values()]
         _engines.clear()
+        _attached.clear()
     for engine in engines:
         engine.close_sync()
 

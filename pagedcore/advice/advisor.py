@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagedcore.advice.advice import Advice
+from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.trace import TracedRequest, TraceWriter
-from pagedcore.advice.traffic_study import Prompt, TrafficStudy
+from pagedcore.advice.traffic_study import TrafficStudy
 from pagedcore.core.events import Admitted, Arrived, Event, Finished, StepEvents
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.lookup import LookupReport
@@ -26,8 +27,9 @@ DIGEST_AT_EVENTS = 1024
 MAX_WAITING_EVENTS = 65_536
 """When digesting falls behind this far, what waits is thrown away."""
 
-YIELD_S = 1e-4
-"""Pause after each prompt, so that the engine thread finds the interpreter free: studying one takes tenths of a millisecond."""
+PAUSES_PER_STUDY = 9
+"""The thread that digests pauses so many times as long as it studied, so that the engine thread finds the interpreter free: a request takes
+tenths of a millisecond, and while steps are launched one by one each of them would be missed."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Advisor:
         self._recorder = recorder
         self._clock = clock
         self._limits = limits
-        self._study = TrafficStudy(limits.block_size, limits.num_blocks)
+        self._study = TrafficStudy(limits.block_size, limits.num_blocks, num_host_blocks=limits.num_host_blocks)
         self._waiting: deque[tuple[int, list[Event]]] = deque()
         self._num_waiting = 0
         self._num_steps = 0
@@ -53,6 +55,7 @@ class Advisor:
         self._first_lookup_s: float | None = None
         self._trace: TraceWriter | None = None
         self._digesting = threading.Lock()
+        self._is_hurried = False
         recorder.add_listener(self.record)
 
     # ---- the engine thread
@@ -73,7 +76,7 @@ class Advisor:
             self._has_lost_events = True
         elif not self._digesting.locked():
             self._num_waiting = 0
-            threading.Thread(target=self.digest, name="pagedcore-advisor", daemon=True).start()
+            threading.Thread(target=self._digest_slowly, name="pagedcore-advisor", daemon=True).start()
 
     # ---- any other thread
 
@@ -88,6 +91,7 @@ class Advisor:
                 ideal_hit_rate=_known(stats.ideal_hit_rate),
                 window_s=window_s,
                 is_caching_on=self._limits.enable_prefix_caching,
+                num_preemptions=stats.num_preemptions,
             )
 
     def record_trace(self, path: str | Path | None) -> None:
@@ -107,14 +111,24 @@ class Advisor:
             self.record_trace(None)
 
     def digest(self) -> None:
-        """Study what waits now."""
+        """Study what waits now. A thread that is at it makes haste."""
+        self._is_hurried = True
         with self._digesting:
-            for _ in range(len(self._waiting)):
-                try:
-                    step, events = self._waiting.popleft()
-                except IndexError:
-                    return
-                self._digest_events(step, events)
+            self._is_hurried = True
+            self._digest_waiting()
+            self._is_hurried = False
+
+    def _digest_slowly(self) -> None:
+        with self._digesting:
+            self._digest_waiting()
+
+    def _digest_waiting(self) -> None:
+        for _ in range(len(self._waiting)):
+            try:
+                step, events = self._waiting.popleft()
+            except IndexError:
+                return
+            self._digest_events(step, events)
 
     def _digest_events(self, step: int, events: list[Event]) -> None:
         if self._has_lost_events:
@@ -122,13 +136,15 @@ class Advisor:
             self._requests.clear()
             self._study.sketch.forget_running(now=step)
         for event in events:
+            start_s = time.thread_time()
             if isinstance(event, Arrived):
                 self._requests.setdefault(event.request.request_id, event.request)
             elif isinstance(event, Admitted):
                 self._admitted(event, step)
-                time.sleep(YIELD_S)
             elif isinstance(event, Finished):
                 self._finished(event, step)
+            if isinstance(event, Admitted | Finished) and not self._is_hurried:
+                time.sleep(PAUSES_PER_STUDY * (time.thread_time() - start_s))
 
     def _admitted(self, event: Admitted, step: int) -> None:
         request = self._requests.get(event.request_id)

@@ -100,9 +100,9 @@ class BlockStack:
         found.depths = depths
         return found
 
-    def count_crowding(self, num_private_blocks: float, num_prompt_tokens: int) -> None:
-        """Note how much ran together when these prompt tokens had been admitted."""
-        num_running_blocks = (len(self._owned) << self.level) + num_private_blocks
+    def count_crowding(self, num_private_blocks: float, num_prompt_tokens: int, *, pool_share: float) -> None:
+        """Note how much ran together when these prompt tokens had been admitted: it has to fit `pool_share` of each capacity."""
+        num_running_blocks = ((len(self._owned) << self.level) + num_private_blocks) / pool_share
         self._crowded_tokens[bisect_left(self.capacities, num_running_blocks)] += num_prompt_tokens
 
     def own(self, sampled: Sequence[tuple[int, int]]) -> list[Tracked]:

@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Iterable
 
 from pagedcore.advice.advice import Advice
+from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.trace import TracedRequest
-from pagedcore.advice.traffic_study import Prompt, TrafficStudy
+from pagedcore.advice.traffic_study import TrafficStudy
 from pagedcore.core.block_hash import ROOT_HASH, hash_blocks, make_domain
 
 MAX_TRACKED_BLOCKS = 65_536

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
 from pagedcore.advice.block_stack import BlockStack, Found
 from pagedcore.advice.prefix_keys import PrefixKeys
+from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.running_requests import Running, RunningRequests
-from pagedcore.core.block_hash import Domain
 
 POOL_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 BLOCK_SIZES = (8, 16, 32, 64)
@@ -23,7 +22,7 @@ MAX_CROWDED_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The hit rate that a pool of `num_blocks` blocks of `block_size` tokens would have had."""
+    """The hit rate that a pool of `num_blocks` blocks of `block_size` tokens would have had, those of host memory included."""
 
     pool_factor: float
     """Its memory, as a multiple of the pool that there is."""
@@ -35,12 +34,15 @@ class CurvePoint:
 class ReuseSketch:
     """Owns an LRU stack for each block size, and the requests that run.
 
-    Ticks are any monotone clock: steps of a live engine, seconds of a trace.
+    Ticks are any monotone clock: steps of a live engine, seconds of a trace. Host memory takes what the pool evicts and gives it back,
+    so both together are one LRU stack; but what runs has to fit the pool's share of it.
     """
 
-    def __init__(self, block_size: int, num_blocks: int, *, max_tracked_blocks: int = MAX_TRACKED_BLOCKS) -> None:
+    def __init__(self, block_size: int, num_blocks: int, *, num_host_blocks: int = 0, max_tracked_blocks: int = MAX_TRACKED_BLOCKS) -> None:
         self.block_size = block_size
-        self.num_blocks = num_blocks
+        self.num_blocks = num_blocks + num_host_blocks
+        """Of the pool and of host memory."""
+        self._pool_share = num_blocks / self.num_blocks
         self.num_lookups = 0
         self.num_prompt_tokens = 0
         sizes = sorted({*BLOCK_SIZES, block_size})
@@ -53,26 +55,21 @@ class ReuseSketch:
         """Blocks of that size in a pool of `factor` times the memory; at least one."""
         return max(1, int(self.num_blocks * self.block_size * factor) // block_size)
 
-    def admit(
-        self, request_id: str, domain: Domain, token_ids: Sequence[int], *, now: float, tokens_a_tick: float = 1.0,
-        reads_cache: bool = True, is_counted: bool = True, is_greedy: bool = False,
-    ) -> Found:  # fmt: skip
-        """A request looks its prompt up and takes its blocks. Greedy ones answer a repeated prompt with the same tokens.
-
-        Returns what the pool that there is had of it.
-        """
-        prompt = self.prefix_keys.keys_of(domain, token_ids)
+    def admit(self, prompt: Prompt, *, now: float, tokens_a_tick: float = 1.0) -> Found:
+        """A request looks its prompt up and takes its blocks. Returns what the pool that there is had of it."""
+        keys = self.prefix_keys.keys_of(prompt.domain, prompt.token_ids)
         self._note_private(now)
         found, tables = Found(), []
         for stack in self.stacks:
-            sampled = stack.sample(self._block_keys(prompt.keys, stack))
-            if is_counted:
-                looked_up = stack.look_up(sampled, prompt.num_tokens, reads_cache=reads_cache)
+            sampled = stack.sample(self._block_keys(keys.keys, stack))
+            if prompt.is_counted:
+                looked_up = stack.look_up(sampled, keys.num_tokens, reads_cache=prompt.reads_cache)
                 found = looked_up if stack is self._own_stack else found
             tables.append(stack.own(sampled))
-        self._running.add(request_id, Running(prompt, tables, now, tokens_a_tick, prompt.answer_seed(None if is_greedy else request_id)))
-        if is_counted:
-            self._count(prompt.num_tokens, now)
+        answer_seed = keys.answer_seed(None if prompt.is_greedy else prompt.request_id)
+        self._running.add(prompt.request_id, Running(keys, tables, now, tokens_a_tick, answer_seed))
+        if prompt.is_counted:
+            self._count(keys.num_tokens, now)
         self._shrink()
         return found
 
@@ -129,7 +126,8 @@ class ReuseSketch:
         self.num_lookups += 1
         self.num_prompt_tokens += num_prompt_tokens
         for stack in self.stacks:
-            stack.count_crowding(self._running.num_private_blocks(stack.block_size, now), num_prompt_tokens)
+            num_private_blocks = self._running.num_private_blocks(stack.block_size, now)
+            stack.count_crowding(num_private_blocks, num_prompt_tokens, pool_share=self._pool_share)
 
     def _shrink(self) -> None:
         for stack in self.stacks:

@@ -18,6 +18,10 @@ SMALL_GAP = 0.05
 """Nearer than this to the ideal is as well as can be."""
 
 MOST_OF_THE_GAIN = 0.9
+
+MIN_PREEMPTED_SHARE = 0.01
+"""Preemptions for each prompt from which on the pool is too small for what runs at once."""
+
 MAX_DIVERGENCES = 2
 
 _SIZES = {2.0: "twice as large", 4.0: "four times as large", 8.0: "eight times as large"}
@@ -36,6 +40,9 @@ class Findings:
     is_caching_on: bool
     shared_tail_tokens: float | None
     """Tokens by which shared prefixes reach into the first block that is not shared, on average; None where nothing is known."""
+    has_host_tier: bool = False
+    """The pool of the curve is then the device's and host memory together."""
+    num_preemptions: int = 0
 
     def rate(self, factor: float, block_size: int) -> float | None:
         return next((p.hit_rate for p in self.curve if (p.pool_factor, p.block_size) == (factor, block_size)), None)
@@ -49,7 +56,7 @@ def write_sentences(findings: Findings) -> tuple[str, ...]:
         return (f"Prompts looked up so far: {findings.num_lookups}; advice takes {MIN_LOOKUPS}.",)
     if not findings.is_caching_on:
         return _caching(findings)
-    advised = [*_pool(findings), *_block_size(findings), *_prompts(findings)]
+    advised = [*_preemptions(findings), *_pool(findings), *_block_size(findings), *_prompts(findings)]
     return tuple(advised) or (_nothing(findings, findings.hit_rate),)
 
 
@@ -57,6 +64,14 @@ def _caching(findings: Findings) -> tuple[str, ...]:
     rate = findings.rate(1.0, findings.block_size)
     gain = "" if rate is None else f"; with it, this pool would serve {percent(rate)} of the prompt tokens"
     return (f"Prefix caching is off{gain}.",)
+
+
+def _preemptions(findings: Findings) -> list[str]:
+    """Who waits for blocks, or loses them, runs in another order than in a larger pool, which would hold more at once."""
+    if findings.num_preemptions < MIN_PREEMPTED_SHARE * findings.num_lookups:
+        return []
+    happened = f"Requests took blocks from each other ({findings.num_preemptions:,} preemptions, {findings.num_lookups:,} prompts)"
+    return [f"{happened}: what runs at once needs a larger pool or a lower max_num_seqs, and until then the predicted rates are rough."]
 
 
 def _pool(findings: Findings) -> list[str]:
@@ -69,7 +84,9 @@ def _pool(findings: Findings) -> list[str]:
     if gain < MIN_GAIN:
         return []
     best = next(point for point in larger if point.hit_rate - now >= MOST_OF_THE_GAIN * gain)
-    name = f"A pool {_SIZES[best.pool_factor]} ({best.num_blocks:,} blocks)"
+    name = f"A pool {_SIZES[best.pool_factor]} (num_kv_blocks={best.num_blocks})"
+    if findings.has_host_tier:
+        name = f"Pool and swap_space together {_SIZES[best.pool_factor]} ({best.num_blocks} blocks)"
     return [f"{name} would raise the hit rate from {percent(now)} to {percent(best.hit_rate)}."]
 
 

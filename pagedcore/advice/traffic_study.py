@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from pagedcore.advice.advice import Advice
 from pagedcore.advice.block_stack import Found
 from pagedcore.advice.costly_prefixes import CostlyPrefixes
 from pagedcore.advice.divergence import DivergenceFinder
+from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.reuse_sketch import MAX_TRACKED_BLOCKS, ReuseSketch
 from pagedcore.advice.sentences import Findings, write_sentences
-from pagedcore.core.block_hash import make_domain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One choice of one request, as it was admitted."""
-
-    request_id: str
-    token_ids: Sequence[int]
-    tenant: str | None = None
-    cache_salt: str | None = None
-    reads_cache: bool = True
-    """False for a request that wants prompt logprobs, which need every token computed."""
-    is_counted: bool = True
-    """False for choices i > 0 of n, which are no lookup of their own."""
-    is_greedy: bool = False
 
 
 class TrafficStudy:
     """Owns the reuse sketch, the divergence finder and the costly prefixes of one engine or trace."""
 
-    def __init__(self, block_size: int, num_blocks: int, *, max_tracked_blocks: int = MAX_TRACKED_BLOCKS) -> None:
-        self.sketch = ReuseSketch(block_size, num_blocks, max_tracked_blocks=max_tracked_blocks)
+    def __init__(self, block_size: int, num_blocks: int, *, num_host_blocks: int = 0, max_tracked_blocks: int = MAX_TRACKED_BLOCKS) -> None:
+        self.sketch = ReuseSketch(block_size, num_blocks, num_host_blocks=num_host_blocks, max_tracked_blocks=max_tracked_blocks)
+        self._has_host_tier = num_host_blocks > 0
         self.costly_prefixes = CostlyPrefixes()
         self._divergence = DivergenceFinder()
         self._shared_tails = [0, 0]  # tokens, prompts
 
     def admit(self, prompt: Prompt, *, now: float, tokens_a_tick: float = 1.0) -> Found:
         """A prompt was looked up and got its blocks. `now` is in ticks, see `ReuseSketch`."""
-        domain = make_domain(prompt.cache_salt, prompt.tenant)
-        found = self.sketch.admit(
-            prompt.request_id,
-            domain,
-            prompt.token_ids,
-            now=now,
-            tokens_a_tick=tokens_a_tick,
-            reads_cache=prompt.reads_cache,
-            is_counted=prompt.is_counted,
-            is_greedy=prompt.is_greedy,
-        )
+        found = self.sketch.admit(prompt, now=now, tokens_a_tick=tokens_a_tick)
         if prompt.is_counted:
-            self._divergence.examine(domain, prompt.tenant, prompt.token_ids)
+            self._divergence.examine(prompt.domain, prompt.tenant, prompt.token_ids)
         return found
 
     def note_shared_tail(self, num_tokens: int) -> None:
@@ -60,7 +33,15 @@ class TrafficStudy:
         self._shared_tails[0] += num_tokens
         self._shared_tails[1] += 1
 
-    def advice(self, *, hit_rate: float | None, ideal_hit_rate: float | None, window_s: float, is_caching_on: bool = True) -> Advice:
+    def advice(
+        self,
+        *,
+        hit_rate: float | None,
+        ideal_hit_rate: float | None,
+        window_s: float,
+        is_caching_on: bool = True,
+        num_preemptions: int = 0,
+    ) -> Advice:
         """What has been learnt so far, beside the rates that were measured."""
         curve = self.sketch.curve()
         num_tokens, num_prompts = self._shared_tails
@@ -71,6 +52,8 @@ class TrafficStudy:
             ideal_hit_rate=ideal_hit_rate,
             num_lookups=self.sketch.num_lookups,
             is_caching_on=is_caching_on,
+            has_host_tier=self._has_host_tier,
+            num_preemptions=num_preemptions,
             divergences=self._divergence.divergences(),
             shared_tail_tokens=num_tokens / num_prompts if num_prompts else None,
         )

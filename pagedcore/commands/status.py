@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pagedcore.commands.remote import ask_server
+from pagedcore.console.findings import findings
 from pagedcore.console.indicators import Indicator, Targets, indicators
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class EngineStatus:
     engine: str
     model: str
     indicators: list[Indicator]
+    findings: list[str]
+    """What stands out beside them."""
 
     @property
     def needs_attention(self) -> bool:
@@ -33,7 +36,7 @@ def read_status(url: str, api_key: str | None, targets: Targets) -> list[EngineS
     """Ask a server. Raises `ConfigError` for what is no URL of one, `EngineClosedError` when it does not answer, and
     `AuthenticationError` or `OperatorOnlyError` when the key will not do."""
     engines = ask_server(url, "/v1/stats", api_key)["data"]
-    return [EngineStatus(stats["engine"], stats["model"], indicators(stats, targets)) for stats in engines]
+    return [EngineStatus(stats["engine"], stats["model"], indicators(stats, targets), findings(stats, targets)) for stats in engines]
 
 
 def as_json(engines: list[EngineStatus]) -> dict[str, Any]:
@@ -51,6 +54,8 @@ def show(console: Console, engines: list[EngineStatus]) -> None:
         for indicator in engine.indicators:
             if indicator.next_step:
                 console.print(f"  [bold]{indicator.name}[/bold]: {indicator.next_step}", highlight=False)
+        for finding in engine.findings:
+            console.print(f"  {finding}", highlight=False, markup=False)
 
 
 def _table(engine: EngineStatus) -> Table:

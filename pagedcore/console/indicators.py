@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pagedcore.errors import ConfigError
+from pagedcore.shown import shown
+
+LEAST_IDEAL = 0.3
+"""Below this ideal hit rate no cache helps much, and the layout of the prompts is worth a look."""
+
+MIN_PROMPTS = 16
+"""Of fewer prompts in the last minute it is not said that they share little."""
 
 Verdict = Literal["good", "attention", "idle"]
 """`idle`: nothing happened in the last minute that could be judged."""
@@ -27,14 +34,31 @@ class Targets:
     """Most seconds to the first token, of 99 in 100 requests of the last minute."""
     blocked: int = 0
     """Most requests that may wait."""
+    token_gap_s: float = 0.5
+    """Most seconds that a running request may wait for its next token before it is said what held it up."""
 
     def __post_init__(self) -> None:
         for name in ("device_busy", "running_share", "hit_rate"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"The target {name} is {getattr(self, name)!r} and must be between 0 and 1.")
-        for name in ("ttft_p99_s", "blocked"):
+        for name in ("ttft_p99_s", "blocked", "token_gap_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"The target {name} is {getattr(self, name)!r} and must not be negative.")
+
+
+def parse_targets(pairs: Iterable[str]) -> Targets:
+    """Targets out of NAME=VALUE texts, the others as they are. Raises `ConfigError` for what is none."""
+    known: dict[str, int | float] = dataclasses.asdict(Targets())
+    given: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in known:
+            raise ConfigError(f"A target has the form NAME=VALUE; got {shown(pair)}. The names are: {', '.join(known)}.")
+        try:
+            given[name] = type(known[name])(value)
+        except ValueError as error:
+            raise ConfigError(f"The target {name} is {shown(value)} and must be a number, such as {known[name]}.") from error
+    return Targets(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +96,7 @@ def _device_busy(stats: Mapping[str, Any], targets: Targets) -> Indicator:
     minute, is_waiting = stats["last_minute"], stats["num_waiting"] > 0
     value: float = minute["step_busy_ratio"]
     next_step = (
-        "Requests wait while the device idles: look at max_batch_wait_ms, at slow clients and at the CPU of this process."
+        "Requests wait while the device idles: look at max_batch_wait_ms and at the CPU of this process."
         if is_waiting
         else "The device has room: send more requests here at once, or run fewer replicas."
     )
@@ -103,26 +127,44 @@ def _running(stats: Mapping[str, Any], targets: Targets) -> Indicator:
 
 
 def _hit_rate(stats: Mapping[str, Any], targets: Targets) -> Indicator:
-    rates = stats["last_minute"]["hit_rate"]
+    minute = stats["last_minute"]
+    rates, target = minute["hit_rate"], f"≥ {percent(targets.hit_rate)}, or of the ideal"
     value, ideal = rates["prefix"], rates["ideal"]
-    target = f"≥ {percent(targets.hit_rate)}, or of the ideal"
     if value is None:
         return _unknown("cache hit rate", target, "no prompt was looked up in the last minute")
-    is_good = value >= targets.hit_rate or value >= targets.hit_rate * ideal
+    if rates["page"] is None:
+        return _unknown("cache hit rate", target, "no prompt of the last minute was longer than a block")
+    verdict, next_step = _judge_hit_rate(value, ideal, targets.hit_rate, minute["num_first_tokens"])
     return Indicator(
         name="cache hit rate",
         value=value,
         shown=f"{percent(value)}",
         target=target,
-        verdict=_judge(is_good),
+        verdict=verdict,
         note=f"of an ideal {percent(ideal)}, last minute",
-        next_step="" if is_good else "Much that was computed is computed again: read the advice; a larger pool keeps more.",
+        next_step=next_step,
+    )
+
+
+def _judge_hit_rate(value: float, ideal: float, target: float, num_prompts: int) -> tuple[Verdict, str]:
+    """The verdict and the next step."""
+    if value >= target:
+        return "good", ""
+    if value < target * ideal:
+        return "attention", "Much that was computed is computed again: read the advice; a larger pool keeps more."
+    if ideal >= LEAST_IDEAL:
+        return "good", ""
+    if num_prompts < MIN_PROMPTS:
+        return "idle", ""
+    return (
+        "attention",
+        "The prompts share little: put what all share (instructions, tools) first and what varies (time, user, question) last.",
     )
 
 
 def _ttft(stats: Mapping[str, Any], targets: Targets) -> Indicator:
     minute = stats["last_minute"]
-    value, target = minute["ttft_p99_s"], f"< {targets.ttft_p99_s:g} s"
+    value, target, num = minute["ttft_p99_s"], f"< {targets.ttft_p99_s:g} s", minute["num_first_tokens"]
     if value is None:
         return _unknown("p99 to first token", target, "no first token in the last minute")
     is_good = value < targets.ttft_p99_s
@@ -138,7 +180,7 @@ def _ttft(stats: Mapping[str, Any], targets: Targets) -> Indicator:
         shown=duration(value),
         target=target,
         verdict=_judge(is_good),
-        note=f"{minute['num_first_tokens']} first tokens, last minute",
+        note=f"{num} first token{'' if num == 1 else 's'}, last minute",
         next_step="" if is_good else next_step,
     )
 

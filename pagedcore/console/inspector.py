@@ -14,6 +14,7 @@ from pagedcore.console.block_map import block_map
 from pagedcore.console.excerpts import Excerpts
 from pagedcore.console.explanation import explain, for_tenant, miss_for_tenant
 from pagedcore.console.pace import Pace
+from pagedcore.console.tenants import TenantBook
 from pagedcore.engine_loop import EngineLoop
 from pagedcore.errors import InvalidRequestError
 from pagedcore.shown import shown
@@ -37,8 +38,10 @@ class Inspector:
         self._loop = loop
         self._text = text
         self._pace = Pace()
+        self._tenants = TenantBook()
         self._excerpts = Excerpts()
         loop.recorder.add_listener(self._pace.record)
+        loop.recorder.add_listener(self._tenants.record)
         loop.recorder.add_listener(self._excerpts.record)
         self._history = loop.tracer.history
         self._answers: dict[str, Callable[..., Answer]] = {
@@ -59,7 +62,7 @@ class Inspector:
         return find(**arguments)
 
     def stats(self) -> Answer:
-        """`engine.stats()`, the hit rates worked out, what the engine is, and the pace of the last minute."""
+        """`engine.stats()`, the hit rates worked out, what the engine is, the pace of the last minute, and the tenants who asked."""
         recorder, plan = self._loop.recorder, self._loop.plan
         snapshot = recorder.stats()
         rates = {"page": snapshot.hit_rate("page"), "prefix": snapshot.hit_rate("prefix"), "pool": snapshot.hit_rate("pool")}
@@ -70,9 +73,12 @@ class Inspector:
             "block_size": plan.block_size,
             "num_blocks": plan.num_blocks,
             "max_num_seqs": plan.config.max_num_seqs,
+            "max_num_batched_tokens": plan.max_num_batched_tokens,
+            "scheduling_policy": plan.config.scheduling_policy,
             **dataclasses.asdict(snapshot),
             "hit_rate": _numbers({**rates, "ideal": snapshot.ideal_hit_rate}),
             "last_minute": {**self._pace.last_minute(), "hit_rate": _numbers(recorder.recent_rates())},
+            "tenants": self._tenants.summary(),
         }
 
     def blocks(self) -> Answer:

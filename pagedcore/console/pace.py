@@ -5,28 +5,34 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from pagedcore.console.minute import WINDOW_S, Minute, percentile
 from pagedcore.core.events import Arrived, Finished, FirstToken, StepEvents
 
-WINDOW_S = 60
-"""The current second and the 59 before it."""
+
+class Gap(NamedTuple):
+    """The longest time that a running request waited for the token of one step, and what that step computed."""
+
+    seconds: float
+    num_tokens: int
+    num_prefill_tokens: int
 
 
 @dataclass(slots=True)
 class _Second:
     """What happened in one second."""
 
-    second: int
     busy_s: float = 0.0
     """Step time that ended in it."""
     num_generated_tokens: int = 0
     num_prefill_tokens: int = 0
     num_ended: int = 0
     ttfts_s: list[float] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    """One a step in which somebody waited for a token after the first."""
 
 
 class Pace:
@@ -39,7 +45,7 @@ class Pace:
         self._clock = clock
         self._began_s = clock()
         self._lock = threading.Lock()
-        self._seconds: deque[_Second] = deque()
+        self._minute = Minute(_Second)
         self._last_commit_s = -math.inf
         self._unanswered: dict[str, float] = {}
         """First choice of a request -> its arrival, until its first token or its end."""
@@ -47,9 +53,11 @@ class Pace:
     def record(self, step: StepEvents) -> None:
         """Count one batch of events."""
         with self._lock:
-            now = self._second(math.floor(step.now_s))
+            now = self._minute.at(step.now_s)
             now.num_generated_tokens += step.num_generated_tokens
             now.num_prefill_tokens += step.num_prefill_tokens
+            if step.inter_token_gaps_s:
+                now.gaps.append(Gap(max(step.inter_token_gaps_s), step.num_tokens, step.num_prefill_tokens))
             if step.step_id is not None:
                 if step.submitted_s is not None:
                     now.busy_s += step.now_s - max(step.submitted_s, self._last_commit_s)
@@ -61,8 +69,7 @@ class Pace:
         """Shares, rates and times of the last minute; None where there was nothing to take them of."""
         now_s = self._clock()
         with self._lock:
-            self._forget(math.floor(now_s))
-            seconds = list(self._seconds)
+            seconds = list(self._minute.until(now_s))
         window_s = max(min(float(WINDOW_S), now_s - self._began_s), 1.0)
         ttfts_s = sorted(ttft_s for second in seconds for ttft_s in second.ttfts_s)
         return {
@@ -74,6 +81,7 @@ class Pace:
             "num_first_tokens": len(ttfts_s),
             "ttft_p50_s": percentile(ttfts_s, 0.50),
             "ttft_p99_s": percentile(ttfts_s, 0.99),
+            **_gap_facts(sorted(gap for second in seconds for gap in second.gaps)),
         }
 
     def _note(self, event: object, now: _Second) -> None:
@@ -89,17 +97,13 @@ class Pace:
             if self._unanswered.get(event.request.request_id) == event.request.arrival_s:  # not that of a duplicate
                 del self._unanswered[event.request.request_id]
 
-    def _second(self, second: int) -> _Second:
-        if not self._seconds or self._seconds[-1].second < second:
-            self._seconds.append(_Second(second))
-            self._forget(second)
-        return self._seconds[-1]
 
-    def _forget(self, now: int) -> None:
-        while self._seconds and self._seconds[0].second <= now - WINDOW_S:
-            self._seconds.popleft()
-
-
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values does not exceed; None without values."""
-    return ordered[max(math.ceil(share * len(ordered)), 1) - 1] if ordered else None
+def _gap_facts(ordered: list[Gap]) -> dict[str, Any]:
+    """Of the longest waits for a token, one a step: the usual one, and the longest with what its step computed."""
+    longest = ordered[-1] if ordered else None
+    return {
+        "token_gap_p50_s": percentile([gap.seconds for gap in ordered], 0.50),
+        "token_gap_max_s": None if longest is None else longest.seconds,
+        "token_gap_max_step_tokens": None if longest is None else longest.num_tokens,
+        "token_gap_max_step_prefill_tokens": None if longest is None else longest.num_prefill_tokens,
+    }

@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from pagedcore.console.access import caller_of, check_operator
 from pagedcore.console.feed import Feed
+from pagedcore.console.findings import findings
 from pagedcore.console.indicators import indicators_as_json
 from pagedcore.console.page_files import page_names, page_response
 from pagedcore.console.trace_file import joined_trace
 from pagedcore.errors import EngineClosedError, InvalidRequestError, PagedCoreError, UnknownRequestError
+from pagedcore.http.event_stream import EventStream, sse, sse_error
+from pagedcore.http.json_text import json_reply
 from pagedcore.openai.errors import body_of
-from pagedcore.openai.http_stream import EventStream, sse, sse_error
-from pagedcore.openai.json_text import json_reply
 from pagedcore.openai.service import OpenAIService
 from pagedcore.shown import shown
 
@@ -146,7 +147,10 @@ async def _next_event(service: OpenAIService) -> bytes | None:
         return sse_error(body_of(error))
     targets = service.settings.targets
     maps = {one["engine"]: one for one in blocks}
-    engines = [{**one, "blocks": maps.get(one["engine"]), "indicators": indicators_as_json(one, targets)} for one in stats]
+    engines = [
+        {**one, "blocks": maps.get(one["engine"]), "indicators": indicators_as_json(one, targets), "findings": findings(one, targets)}
+        for one in stats
+    ]
     return sse({"time_s": time.time(), "engines": engines})
 
 

@@ -9,6 +9,7 @@ from pagedcore.core.placement import place
 from pagedcore.core.request import Request
 from pagedcore.core.state import SchedulerState
 from pagedcore.core.step_builder import StepBuilder
+from pagedcore.host_tier.swapped import Swapped
 from pagedcore.outputs import CacheReport
 
 MAX_BLOCKED = 16
@@ -135,12 +136,14 @@ class Admission:
         state, kv = self._state, self._state.kv
         is_first = not request.was_admitted
         state.enter_running(request)
-        num_hit_tokens = len(match.block_ids) * state.limits.block_size
+        num_hit_tokens = match.num_blocks * state.limits.block_size
         if is_first:
             self._record_lookup(request, match, now_s)
         else:
             num_recomputed = max(0, request.num_lost_tokens - num_hit_tokens)
             state.record.add(Resumed(request.request_id, now_s, num_recomputed))
+            if match.num_host_blocks:
+                state.record.add(Swapped(request.request_id, now_s, "in", match.num_host_blocks))
         kv.share(request, match, now_s, is_counted=is_first and request.add_request.choice_index == 0)
         request.num_computed_tokens = num_hit_tokens
         state.num_live_tokens += num_hit_tokens
@@ -168,5 +171,6 @@ def _provisional_report(lookup: LookupReport) -> CacheReport:
         num_resident_blocks=lookup.num_resident_blocks,
         live_tokens=lookup.live_blocks * lookup.block_size,
         pool_tokens=lookup.pool_blocks * lookup.block_size,
+        host_tokens=lookup.host_blocks * lookup.block_size,
         computed_tokens=lookup.num_prompt_tokens - lookup.num_hit_tokens,
     )

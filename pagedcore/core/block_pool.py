@@ -46,7 +46,8 @@ class BlockPool:
                              ^--- acquire ----- cached --allocate (evicts the oldest)--> active
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[BlockEvicted], None]) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[int, BlockEvicted], None]) -> None:
+        """`on_evict` is told the block, whose content stays until its next owner writes."""
         self._blocks = [Block() for _ in range(num_blocks)]
         self._free: deque[int] = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -199,7 +200,7 @@ class BlockPool:
         block_id, _ = self._cached.popitem(last=False)
         block = self._blocks[block_id]
         block_hash = self._forget(block)
-        self._on_evict(BlockEvicted(block_hash, now_s, block.num_reuses, now_s - block.filled_s, now_s - block.used_s))
+        self._on_evict(block_id, BlockEvicted(block_hash, now_s, block.num_reuses, now_s - block.filled_s, now_s - block.used_s))
         return block_id
 
     def _forget(self, block: Block) -> BlockHash:

@@ -27,10 +27,13 @@ def commit_step(state: SchedulerState, step: InFlightStep, result: StepResult, n
 
 
 def fail_step(state: SchedulerState, step: InFlightStep, error: PagedCoreError, now_s: float) -> None:
-    """End the requests of a failed step, and those that share a block which it was to fill; forget what may be wrong in the cache."""
+    """End the requests of a failed step, and those that share a block which it was to fill; forget what may be wrong in the cache.
+
+    What it was to copy out may be missing in host memory, so whatever later steps copy back is as doubtful.
+    """
     plan, kv, block_size = step.plan, state.kv, state.limits.block_size
     state.last_done_step_id = plan.step_id
-    suspect: set[int] = set()
+    suspect = {block_id for each in (step, *state.in_flight) for block_id, _ in each.plan.copies_in}
     for request, start, num_tokens in zip(step.requests, plan.start_positions, plan.num_tokens, strict=True):
         suspect.update(kv.table_in_flight(request)[start // block_size : state.limits.blocks_for(start + num_tokens)])
     readers = chain(state.running, *(later.requests for later in state.in_flight))
@@ -48,6 +51,8 @@ def _count_step(state: SchedulerState, step: InFlightStep, now_s: float) -> None
     bulk.num_tokens += step.plan.total_num_tokens
     bulk.num_sequences += len(step.requests)
     bulk.num_prefill_tokens += step.num_prefill_tokens
+    bulk.num_swapped_out_blocks += len(step.plan.copies_out)
+    bulk.num_swapped_in_blocks += len(step.plan.copies_in)
 
 
 def _hand_out_tokens(state: SchedulerState, step: InFlightStep, result: StepResult, now_s: float) -> None:

@@ -47,6 +47,7 @@ def end_request(state: SchedulerState, request: Request, outcome: Outcome, now_s
         state.leave_running(request, now_s)
     else:
         state.waiting.remove(request)
+        state.kv.host.unwatch(request.request_id)
     request.state = RequestState.FINISHED
     del state.requests[request.request_id]
     state.record.add(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pagedcore.core.lookup import BlockHash, LookupReport
+from pagedcore.host_tier.swapped import Swapped
 from pagedcore.messages import AddRequest
 from pagedcore.outputs import FinishReason, Status
 
@@ -121,7 +122,7 @@ class Finished:
     """Of those, blocks that were not reused."""
 
 
-Event = Arrived | Admitted | PassedOver | PrefillChunk | FirstToken | Preempted | Resumed | BlockEvicted | Finished
+Event = Arrived | Admitted | PassedOver | PrefillChunk | FirstToken | Preempted | Resumed | Swapped | BlockEvicted | Finished
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,8 +150,13 @@ class StepEvents:
     """When the last plan since the last commit looked at the waiting queue; None when none did."""
     stop_key: tuple[int, WaitingReason] | None = None
     """Where that plan stopped looking: the priority class of the request, and why. All behind it wait for that. None: it looked at all."""
+    num_swapped_out_blocks: int = 0
+    num_swapped_in_blocks: int = 0
+    """Blocks that this step copied to host memory and back, whoever they belong to."""
     num_running: int = 0
     num_waiting: int = 0
+    num_swapped: int = 0
+    """Of the waiting requests, preempted ones of which blocks were copied to host memory."""
     waiting_by_reason: dict[str, int] = field(default_factory=dict)
     num_active_blocks: int = 0
     num_cached_blocks: int = 0

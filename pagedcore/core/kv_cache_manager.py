@@ -9,25 +9,28 @@ from itertools import chain
 
 from pagedcore.core.block_hash import ROOT_HASH, hash_blocks
 from pagedcore.core.block_pool import BlockContent, BlockPool
+from pagedcore.core.events import BlockEvicted
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.lookup import BlockHash, LookupReport
 from pagedcore.core.request import Request
 from pagedcore.core.step_record import StepRecord
+from pagedcore.host_tier.host_tier import HostTier
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The resident blocks that a request can start from, and the hash behind them that is missing."""
+    """The resident blocks that a request can start from, those behind them in host memory, and the hash that is then missing."""
 
     block_ids: tuple[int, ...]
     num_live_blocks: int
     """Of these, blocks that have an owner now."""
     missing_hash: BlockHash | None
-    """The first eligible block that is not resident; None when all are, or when the request does not read the cache."""
+    """The first eligible block that is in neither; None when all are, or when the request does not read the cache."""
+    num_host_blocks: int = 0
 
     @property
-    def num_pool_blocks(self) -> int:
-        return len(self.block_ids) - self.num_live_blocks
+    def num_blocks(self) -> int:
+        return len(self.block_ids) + self.num_host_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class KVCacheManager:
         self._limits = limits
         self._record = record
         self._block_size = limits.block_size
-        self.pool = BlockPool(limits.num_blocks, record.add)
+        self.pool = BlockPool(limits.num_blocks, self._evicted)
+        self.host = HostTier(limits.num_host_blocks)
         self._deferred: list[_DeferredFree] = []
         self._being_computed: Counter[BlockHash] = Counter()
         self._num_table_entries = 0
@@ -68,34 +72,40 @@ class KVCacheManager:
         return bool(self._deferred)
 
     def match_prefix(self, request: Request) -> PrefixMatch:
-        """The longest resident prefix that leaves a token to compute. Changes nothing but the request's memo of hashes.
+        """The longest prefix on the device, and where that ends in host memory, that leaves a token to compute. Changes nothing but
+        the request's memo of hashes.
 
         A preempted request takes back at most what it had computed, so that each prompt token stays a hit or computed.
         """
         max_blocks = self._max_shared_blocks(request)
         if max_blocks == 0:
             return _NO_MATCH
-        block_ids = self.pool.leading(self._lazy_hashes(request, max_blocks))
-        missing_hash = request.block_hashes[len(block_ids)] if len(block_ids) < max_blocks else None
-        return PrefixMatch(tuple(block_ids), self.pool.num_owned(block_ids), missing_hash)
+        block_ids = self.pool.leading(self._lazy_hashes(request, 0, max_blocks))
+        num_host = self.host.num_leading(self._lazy_hashes(request, len(block_ids), max_blocks))
+        num_found = len(block_ids) + num_host
+        missing_hash = request.block_hashes[num_found] if num_found < max_blocks else None
+        return PrefixMatch(tuple(block_ids), self.pool.num_owned(block_ids), missing_hash, num_host)
 
     def lookup(self, request: Request, match: PrefixMatch) -> LookupReport:
         """What the cache answered to this request, block by block. Changes nothing."""
         num_eligible = (request.num_prompt_tokens - 1) // self._block_size
         is_disabled = not (self._limits.enable_prefix_caching and request.reads_cache)
-        num_hits = len(match.block_ids)
-        hashes = [] if is_disabled else self._hashes(request, num_eligible)[num_hits:num_eligible]
-        missed = tuple((h, self.pool.find(h) is not None, self.is_being_computed(h)) for h in hashes)
+        num_here, num_hits = len(match.block_ids), match.num_blocks
+        hashes = [] if is_disabled else self._hashes(request, num_eligible)[num_here:num_eligible]
+        behind = tuple((h, self.pool.find(h) is not None, self.is_being_computed(h)) for h in hashes)
+        missed = behind[match.num_host_blocks :]
+        parent_key, next_tokens = self._parent_key(request, num_hits), self._block_tokens(request, num_hits)
         return LookupReport(
             num_prompt_tokens=request.num_prompt_tokens,
             block_size=self._block_size,
             num_eligible_blocks=num_eligible,
-            num_resident_blocks=num_hits + sum(is_resident for _, is_resident, _ in missed),
+            num_resident_blocks=num_here + sum(is_resident for _, is_resident, _ in behind),
             live_blocks=match.num_live_blocks,
-            pool_blocks=match.num_pool_blocks,
+            pool_blocks=num_here - match.num_live_blocks,
+            host_blocks=match.num_host_blocks,
             caching_disabled=is_disabled,
             missed=missed,
-            sibling_common_tokens=self._sibling_common_tokens(request, num_hits) if missed else None,
+            sibling_common_tokens=self.pool.sibling_common_tokens(parent_key, next_tokens) if missed else None,
         )
 
     def is_being_computed(self, block_hash: BlockHash) -> bool:
@@ -103,7 +113,7 @@ class KVCacheManager:
         return block_hash in self._being_computed
 
     def share(self, request: Request, match: PrefixMatch, now_s: float, *, is_counted: bool) -> None:
-        """Start an empty table with the matched blocks."""
+        """Start an empty table with the matched blocks; those in host memory get new blocks, to which the next plan copies them."""
         assert not request.block_ids, f"request {request.request_id!r} holds blocks already"
         self.pool.acquire(match.block_ids)
         request.block_ids = list(match.block_ids)
@@ -111,8 +121,13 @@ class KVCacheManager:
         request.num_published_blocks = request.num_announced_blocks = request.num_reused_blocks = len(match.block_ids)
         if is_counted:
             self._record.step.reuse_gaps_s += self.pool.note_use(match.block_ids, request.add_request.group_id, now_s)
-            self._record.count_acquisitions(num_reused=len(match.block_ids))
+            self._record.step.num_reused_acquisitions += len(match.block_ids)
         request.num_counted_blocks = max(request.num_counted_blocks, len(match.block_ids))
+        if match.num_host_blocks:
+            slots = self.host.hold(request.block_hashes[len(match.block_ids) : match.num_blocks])
+            num_tokens = match.num_blocks * self._block_size
+            self.host.copy_back(self.grow(request, num_tokens, now_s), slots)
+            self.publish(request, num_tokens, now_s)
 
     def num_fitting_tokens(self, request: Request) -> int:
         """Tokens that the request could compute now, with its own blocks and all that are available."""
@@ -133,7 +148,7 @@ class KVCacheManager:
         self._num_table_entries += num_new
         num_blocks = len(request.block_ids)
         if num_blocks > request.num_counted_blocks:
-            self._record.count_acquisitions(num_fresh=num_blocks - request.num_counted_blocks)
+            self._record.step.num_fresh_acquisitions += num_blocks - request.num_counted_blocks
             request.num_counted_blocks = num_blocks
         return new_ids
 
@@ -173,8 +188,6 @@ class KVCacheManager:
 
     def complete_step(self, step_id: int, now_s: float) -> None:
         """Release what waited for this step."""
-        if not self._deferred:
-            return
         for deferred in self._deferred:
             if deferred.step_id <= step_id:
                 self.pool.release(deferred.block_ids, now_s)
@@ -186,11 +199,19 @@ class KVCacheManager:
         return request.block_ids or next(waiting, [])
 
     def distrust(self, requests: Iterable[Request]) -> None:
-        """Forget the content of these requests' blocks, of blocks whose release waits for a step in flight, and of blocks without owner."""
+        """Forget the content of these requests' blocks, of blocks whose release waits for a step in flight, and of blocks without owner.
+
+        All of host memory is forgotten, too.
+        """
         tables = [request.block_ids for request in requests] + [deferred.block_ids for deferred in self._deferred]
         for block_id in chain.from_iterable(tables):
             self.pool.unpublish(block_id)
+        self.drop_cached()
+
+    def drop_cached(self) -> None:
+        """Forget every block without owner, here and in host memory."""
         self.pool.drop_cached()
+        self.host.clear()
 
     def check_invariants(self, running: list[Request]) -> None:
         """Raises AssertionError when tables and pool disagree."""
@@ -205,6 +226,10 @@ class KVCacheManager:
         assert self._num_table_entries == sum(len(r.block_ids) for r in running), "the number of table entries drifted"
         announced = Counter(h for r in running for h in r.block_hashes[r.num_published_blocks : r.num_announced_blocks])
         assert announced == self._being_computed, "the index of blocks being computed is stale"
+
+    def _evicted(self, block_id: int, event: BlockEvicted) -> None:
+        self._record.add(event)
+        self.host.put(event.block_hash, block_id)
 
     def _check_table(self, request: Request) -> None:
         assert len(request.block_ids) >= self._limits.blocks_for(request.num_computed_tokens), f"{request.request_id!r} outgrew its table"
@@ -227,20 +252,17 @@ class KVCacheManager:
             hashes += hash_blocks(hashes[-1] if hashes else ROOT_HASH, request.domain, tokens, self._block_size)
         return hashes
 
-    def _lazy_hashes(self, request: Request, num_blocks: int) -> Iterator[BlockHash]:
+    def _lazy_hashes(self, request: Request, start: int, end: int) -> Iterator[BlockHash]:
         """The same, few before they are asked for: a long prompt that waits is not hashed whole to learn that its beginning is missing."""
-        for first in range(0, num_blocks, _HASHED_AT_ONCE):
-            last = min(first + _HASHED_AT_ONCE, num_blocks)
-            yield from self._hashes(request, last)[first:last]
+        for first in range(start - start % _HASHED_AT_ONCE, end, _HASHED_AT_ONCE):
+            last = min(first + _HASHED_AT_ONCE, end)
+            yield from self._hashes(request, last)[max(first, start) : last]
 
     def _block_tokens(self, request: Request, index: int) -> list[int]:
         return request.token_ids[index * self._block_size : (index + 1) * self._block_size]
 
     def _parent_key(self, request: Request, index: int) -> bytes:
         return request.block_hashes[index - 1] if index else request.domain
-
-    def _sibling_common_tokens(self, request: Request, index: int) -> int | None:
-        return self.pool.sibling_common_tokens(self._parent_key(request, index), self._block_tokens(request, index))
 
     def _retract(self, request: Request, num_blocks: int) -> None:
         """Take announced blocks below `num_blocks` out of the index: they are published now, or nobody computes them."""

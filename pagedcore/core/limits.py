@@ -36,6 +36,8 @@ class SchedulerLimits:
     """Most tokens of one request in one step, so that a long prompt leaves room for others; None is the whole budget."""
     max_prefix_wait_steps: int = 32
     """Steps that a request waits for a prefix block that another request is computing."""
+    num_host_blocks: int = 0
+    """Blocks that host memory holds beside the pool; 0 is no second tier."""
     max_bypasses: int = 16
     """Later requests that may be admitted before one that waits for blocks."""
 

@@ -29,11 +29,13 @@ class LookupReport:
     Empty when caching is disabled: then all n blocks missed for that reason."""
     sibling_common_tokens: int | None = None
     """At the first missing block: most leading tokens shared with a resident block of the same parent; None without one."""
+    host_blocks: int = 0
+    """Blocks of the served prefix, behind those of the device, that are copied back from host memory."""
 
     @property
     def num_hit_tokens(self) -> int:
-        return (self.live_blocks + self.pool_blocks) * self.block_size
+        return self.first_missing_block * self.block_size
 
     @property
     def first_missing_block(self) -> int:
-        return self.live_blocks + self.pool_blocks
+        return self.live_blocks + self.pool_blocks + self.host_blocks

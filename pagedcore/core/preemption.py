@@ -25,12 +25,14 @@ def make_room(state: SchedulerState, request: Request, num_tokens: int, now_s: f
 
 
 def preempt(state: SchedulerState, request: Request, now_s: float) -> None:
-    """Send a running request back to its place in the waiting queue; what it had computed is computed again unless the cache keeps it."""
+    """Send a running request back to its place in the waiting queue; what it had computed is computed again unless the cache keeps it,
+    on the device or in host memory."""
     pool = state.kv.pool
     usage_before = pool.num_active_blocks / pool.num_blocks
     request.num_lost_tokens = request.num_computed_tokens
     request.num_preemptions += 1
     request.num_bypasses = 0
+    state.kv.host.watch(request.request_id, request.block_hashes[: request.num_published_blocks])
     state.leave_running(request, now_s)
     request.state = RequestState.WAITING
     state.waiting.add(request)

@@ -26,7 +26,6 @@ class SchedulerCounts:
 
     num_waiting: int
     num_running: int
-    num_steps_in_flight: int
     num_active_blocks: int
     num_cached_blocks: int
     num_free_blocks: int
@@ -125,7 +124,7 @@ class Scheduler:
         self._admission.admit(step, now_s)
         if not step.requests:
             return None
-        return self._start(step)
+        return self._start(step, now_s)
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         """Make the oldest step in flight true."""
@@ -143,7 +142,7 @@ class Scheduler:
         """What happened since the last call, with the state of queues and pool as it is now."""
         state, pool = self._state, self._state.kv.pool
         step = state.record.take_step()
-        step.num_running, step.num_waiting = len(state.running), len(state.waiting)
+        step.num_running, step.num_waiting, step.num_swapped = len(state.running), len(state.waiting), state.kv.host.num_swapped_requests
         step.waiting_by_reason = self._admission.waiting_by_reason()
         step.stop_key = self._admission.stop_key
         step.num_active_blocks = pool.num_active_blocks
@@ -153,8 +152,8 @@ class Scheduler:
         return step
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block without owner. False when requests still hold hashed blocks, which then stay shared."""
-        self._state.kv.pool.drop_cached()
+        """Forget every cached block without owner, and host memory. False when requests hold hashed blocks, which then stay shared."""
+        self._state.kv.drop_cached()
         return not self._state.kv.pool.has_hashed_blocks()
 
     def waiting_reason(self, request_id: str) -> WaitingReason | None:
@@ -169,7 +168,6 @@ class Scheduler:
         return SchedulerCounts(
             num_waiting=len(state.waiting),
             num_running=len(state.running),
-            num_steps_in_flight=len(state.in_flight),
             num_active_blocks=pool.num_active_blocks,
             num_cached_blocks=pool.num_cached_blocks,
             num_free_blocks=pool.num_free_blocks,
@@ -206,27 +204,22 @@ class Scheduler:
         return max_total_tokens
 
     def _record_rejection(self, request: AddRequest, error: RequestError, now_s: float) -> None:
-        self._state.record.add(
-            Finished(
-                request,
-                now_s,
-                "rejected",
-                "error",
-                reject_reason(error),
-                num_abandoned_prompt_tokens=len(request.prompt_token_ids),
-                arrival_s=request.arrival_s,
-            )
-        )
+        lost, came_s = len(request.prompt_token_ids), request.arrival_s
+        reason = reject_reason(error)
+        event = Finished(request, now_s, "rejected", "error", reason, num_abandoned_prompt_tokens=lost, arrival_s=came_s)
+        self._state.record.add(event)
 
     def _end(self, request_id: str, outcome: Outcome, now_s: float) -> None:
         request = self._state.requests.get(request_id)
         if request is not None:
             end_request(self._state, request, outcome, now_s)
 
-    def _start(self, step: StepBuilder) -> StepPlan:
+    def _start(self, step: StepBuilder, now_s: float) -> StepPlan:
         state = self._state
         released_rows, state.released_rows = state.released_rows, []
-        in_flight = step.build(released_rows, self._previous_plan)
+        copies = state.kv.host.take_copies(now_s)
+        state.record.step.events += copies.swapped_out
+        in_flight = step.build(released_rows, self._previous_plan, copies)
         state.in_flight.append(in_flight)
         self._previous_plan = in_flight.plan
         self._next_step_id += 1
@@ -235,4 +228,5 @@ class Scheduler:
     def _pop_step(self, plan: StepPlan) -> InFlightStep:
         step = self._state.in_flight.popleft()
         assert step.plan is plan, f"step {plan.step_id} is not the oldest in flight"
+        self._state.kv.host.end_reads(plan.copies_in)
         return step

@@ -54,6 +54,7 @@ class SchedulerState:
         """Move a request from waiting to running, onto a device row."""
         self.waiting.remove(request)
         self.running.add(request)
+        self.kv.host.unwatch(request.request_id)
         request.state = RequestState.RUNNING
         request.waiting_reason = None
         request.row = self._free_rows.pop()
@@ -91,3 +92,4 @@ class SchedulerState:
             assert request.state is RequestState.WAITING
             assert not request.block_ids, f"waiting request {request.request_id!r} holds blocks"
         self.kv.check_invariants(running)
+        self.kv.host.check_invariants(copy for step in self.in_flight for copy in step.plan.copies_in)

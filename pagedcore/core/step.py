@@ -35,7 +35,8 @@ class AdmittedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Rows in order; the runner applies `released_rows`, then `admitted`, then `new_blocks`, then computes.
+    """One step. Rows in order; the runner applies `released_rows`, then `admitted`, then `new_blocks`, then computes. Before
+    anything is written it makes the copies: all of `copies_out`, then all of `copies_in`, behind the work of earlier steps.
 
     Row i computes tokens [start_positions[i], start_positions[i] + num_tokens[i]) and, where `samples[i]`, draws the
     token at position start_positions[i] + num_tokens[i]. All rows write their K and V before any row attends, layer by
@@ -52,6 +53,10 @@ class StepPlan:
     new_blocks: Sequence[tuple[int, Sequence[int]]] = ()
     """(row, block ids appended to its table)."""
     total_num_tokens: int = 0
+    copies_out: Sequence[tuple[int, int]] = ()
+    """(device block, host slot): what the block holds goes to the slot. No slot stands there twice."""
+    copies_in: Sequence[tuple[int, int]] = ()
+    """(device block, host slot): what the slot holds goes to the block. No block stands there twice."""
 
 
 @dataclass(slots=True, kw_only=True)

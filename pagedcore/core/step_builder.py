@@ -8,6 +8,7 @@ from typing import TypeVar
 from pagedcore.core.request import Request
 from pagedcore.core.state import InFlightStep
 from pagedcore.core.step import AdmittedRow, StepPlan
+from pagedcore.host_tier.host_tier import Copies
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class StepBuilder:
             )
         )
 
-    def build(self, released_rows: Sequence[int], previous: StepPlan | None) -> InFlightStep:
+    def build(self, released_rows: Sequence[int], previous: StepPlan | None, copies: Copies) -> InFlightStep:
         """The finished step. Columns equal to the previous plan's are the same objects, so that a runner can tell by identity."""
         num_tokens, samples = self._columns()
         plan = StepPlan(
@@ -71,6 +72,8 @@ class StepBuilder:
             released_rows=released_rows,
             new_blocks=self.new_blocks,
             total_num_tokens=self.num_tokens,
+            copies_out=copies.out,
+            copies_in=copies.back,
         )
         sampling, positions = self._sampling_rows()
         return InFlightStep(plan, self.requests, sampling, positions, self.num_prefill_tokens)

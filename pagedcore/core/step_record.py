@@ -21,11 +21,6 @@ class StepRecord:
         """Append an event."""
         self.step.events.append(event)
 
-    def count_acquisitions(self, *, num_reused: int = 0, num_fresh: int = 0) -> None:
-        """Add block acquisitions to the step's."""
-        self.step.num_reused_acquisitions += num_reused
-        self.step.num_fresh_acquisitions += num_fresh
-
     def take_updates(self) -> list[RequestUpdate]:
         """Hand over the updates and start a new list."""
         updates, self.updates = self.updates, []

@@ -20,7 +20,7 @@ ENDINGS = (("completed", "stop"), ("completed", "length"), ("aborted", ""), ("re
 SOURCES = ("live", "pool", "host")
 LEVELS = ("page", "prefix", "pool")
 WINDOWS = ("1m", "total")
-MISS_REASONS = ("disabled", "hole", "in_flight", "evicted", "short", "diverged", "cold")
+MISS_REASONS = ("disabled", "hole", "in_flight", "evicted", "isolated", "short", "diverged", "cold")
 """In the order in which they are tried: a block has the first that applies."""
 PENALTY_REASONS = ("evicted", "in_flight")
 BLOCK_STATES = ("active", "cached", "free")
@@ -85,6 +85,7 @@ _CACHE = (
     _counter("page_hits_total", "Eligible prompt blocks that were resident on the device."),
     _counter("prefix_cache_queries_tokens_total", "Prompt tokens looked up, once a request, at its first admission.", tenant=_TENANT),
     _counter("prefix_cache_hit_tokens_total", "Prompt tokens skipped, by where they came from.", source=SOURCES, tenant=_TENANT),
+    _counter("prefix_cache_ideal_hit_tokens_total", "Prompt tokens that an unbounded cache would have skipped, of those looked up."),
     _counter("computed_prompt_tokens_total", "Prompt tokens of looked-up requests that were computed for the first time."),
     _counter("abandoned_prompt_tokens_total", "Prompt tokens of looked-up requests never computed, since the request ended first."),
     _counter("pool_acquired_blocks_total", "Block acquisitions, served by a cached block or by a fresh one.", kind=("reused", "fresh")),
@@ -105,7 +106,11 @@ _CACHE = (
 
 _REQUESTS = (
     # Not `requests`: that is what prometheus_client calls the family of `requests_total`.
-    _gauge("open_requests", "Requests now in the engine; each choice of n counts.", state=REQUEST_STATES),
+    _gauge(
+        "open_requests",
+        "Requests now in the engine, each in one state; each choice of n counts. Swapped: preempted, with blocks copied to host memory.",
+        state=REQUEST_STATES,
+    ),
     _gauge("waiting_requests", "Waiting requests by what they wait for.", reason=WAITING_REASONS),
     Family(
         PREFIX + "requests_total",
@@ -133,6 +138,12 @@ _ENGINE = (
     _histogram("step_tokens", "Tokens of one step.", COUNT_BUCKETS),
     _histogram("step_sequences", "Sequences of one step.", COUNT_BUCKETS[:12]),
     _gauge("device_memory_bytes", "Device memory that the engine holds, by use.", kind=MEMORY_KINDS),
+    Family(
+        PREFIX + "device_utilization_ratio",
+        "gauge",
+        "Share of the last second in which a kernel ran on the device, by its driver (NVML); absent where that cannot be asked.",
+        children=(),
+    ),
     Family(PREFIX + "engine_info", "gauge", "1 for a running engine; its settings are the labels.", INFO_LABELS, children=()),
 )
 

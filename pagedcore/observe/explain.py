@@ -45,9 +45,11 @@ class LookupStore:
         self._running: dict[str, Lookup] = {}
         self._finished: OrderedDict[str, Lookup] = OrderedDict()
 
-    def open(self, request_id: str, lookup: LookupReport, misses: Misses) -> None:
+    def open(self, request_id: str, lookup: LookupReport, misses: Misses) -> CacheReport:
+        """Begin with a request; returns its provisional report."""
         report = provisional_report(lookup, misses)
         self._running[request_id] = Lookup(report, misses, lookup.num_hit_tokens, avoidable=_avoidable_ranges(lookup, misses))
+        return report
 
     def running(self, request_id: str) -> Lookup | None:
         return self._running.get(request_id)
@@ -76,6 +78,7 @@ def provisional_report(lookup: LookupReport, misses: Misses) -> CacheReport:
         num_resident_blocks=lookup.num_resident_blocks,
         live_tokens=lookup.live_blocks * lookup.block_size,
         pool_tokens=lookup.pool_blocks * lookup.block_size,
+        host_tokens=lookup.host_blocks * lookup.block_size,
         computed_tokens=lookup.num_prompt_tokens - lookup.num_hit_tokens,
         miss_blocks=misses.by_reason(),
         diverged_at_token=misses.diverged_at_token,

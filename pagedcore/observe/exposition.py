@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from pagedcore.observe.catalogue import PREFIX
-from pagedcore.observe.prometheus import default_registry, is_multiprocess, known_exporter, multiprocess_dir_fault
+from pagedcore.observe.prometheus import Exporter, default_registry, is_multiprocess, known_exporter, multiprocess_dir_fault
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -40,10 +39,11 @@ def metrics_text(registry: CollectorRegistry | None = None, accept: str = "") ->
         return _fault_text(fault), CONTENT_TYPE
     if is_multiprocess():
         return multiprocess_text()
+    shown = registry if exporter is None else _WithoutCreated(registry, exporter)
     if "application/openmetrics-text" not in accept:
-        return generate_latest(_WithoutCreated(registry)), CONTENT_TYPE
+        return generate_latest(shown), CONTENT_TYPE
     encode, content_type = choose_encoder(accept)
-    return encode(_WithoutCreated(registry)), content_type
+    return _with_colons(encode(shown), () if exporter is None else exporter.families), content_type
 
 
 def multiprocess_text(directory: str | None = None) -> tuple[bytes, str]:
@@ -64,15 +64,24 @@ def _fault_text(fault: str) -> bytes:
     return f"# pagedcore: metrics cannot be read: {json.dumps(fault)}\n".encode()
 
 
+def _with_colons(text: bytes, names: Iterable[str]) -> bytes:
+    """prometheus_client writes a colon in the name of an OpenMetrics sample as an underscore, for scrapers that say nothing of UTF-8."""
+    for name in names:
+        if ":" in name:
+            text = text.replace(b"\n" + name.replace(":", "_").encode(), b"\n" + name.encode())
+    return text
+
+
 class _WithoutCreated:
     """A registry without the `_created` series of our families, which a multi-process scrape does not have either."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, exporter: Exporter) -> None:
         self._registry = registry
+        self._exporter = exporter
 
     def collect(self) -> Iterable[Metric]:
         for metric in self._registry.collect():
-            if metric.name.startswith(PREFIX):
+            if self._exporter.is_ours(metric.name):
                 metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
 

@@ -18,7 +18,7 @@ class RecentBlocks:
     """Owns the latest `capacity` distinct hashes at least, and twice as many at most, each with its latest time.
 
     Two generations: new entries go into the young one; when that holds `capacity`, it becomes the old one and the
-    former old one is forgotten. Every operation is constant-time.
+    former old one is forgotten. Every hash costs constant time.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -29,11 +29,16 @@ class RecentBlocks:
     def __len__(self) -> int:
         return len(self._young.keys() | self._old.keys())
 
-    def remember(self, block_hash: BlockHash, now_s: float) -> None:
-        """Make a hash the newest."""
-        self._young[block_hash[:_KEY_BYTES]] = now_s
-        if len(self._young) >= self._capacity:
-            self._old, self._young = self._young, {}
+    def remember(self, block_hashes: Sequence[BlockHash], times_s: Sequence[float]) -> None:
+        """Make hashes the newest, the last one most."""
+        start = 0
+        while start < len(block_hashes):
+            end = start + self._capacity - len(self._young)
+            keys = [block_hash[:_KEY_BYTES] for block_hash in block_hashes[start:end]]
+            self._young.update(zip(keys, times_s[start:end], strict=True))
+            if len(self._young) >= self._capacity:
+                self._old, self._young = self._young, {}
+            start = end
 
     def time_of(self, block_hash: BlockHash) -> float | None:
         """When the hash was last remembered; None where it is not, or no longer, known."""
@@ -53,10 +58,10 @@ class BlockHistory:
         self._ghosts = RecentBlocks(min(max(GHOSTS_PER_BLOCK * num_blocks, 1_024), MAX_REMEMBERED_BLOCKS))
         self._seen = RecentBlocks(min(max(SEEN_PER_BLOCK * num_blocks, 65_536), MAX_REMEMBERED_BLOCKS))
 
-    def evicted(self, block_hash: BlockHash, now_s: float) -> None:
-        """A block lost its hash. It was filled once, so it has been seen, also when generated and never looked up."""
-        self._ghosts.remember(block_hash, now_s)
-        self._seen.remember(block_hash, now_s)
+    def evicted(self, block_hashes: Sequence[BlockHash], times_s: Sequence[float]) -> None:
+        """Blocks lost their hashes. Each was filled once, so it has been seen, also when generated and never looked up."""
+        self._ghosts.remember(block_hashes, times_s)
+        self._seen.remember(block_hashes, times_s)
 
     def evicted_at(self, block_hash: BlockHash) -> float | None:
         return self._ghosts.time_of(block_hash)
@@ -71,6 +76,5 @@ class BlockHistory:
             if not (is_resident or is_computing) and self._seen.time_of(block_hash) is None:
                 break
             num_served += 1
-        for block_hash, _, _ in missed:
-            self._seen.remember(block_hash, now_s)
+        self._seen.remember([block_hash for block_hash, _, _ in missed], [now_s] * len(missed))
         return num_served

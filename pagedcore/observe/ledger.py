@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pagedcore.observe.catalogue import FAMILIES
+from pagedcore.core.events import Finished
+from pagedcore.observe.catalogue import FAMILIES, Family
 
 Key = tuple[str, ...]
 """Family name, then its label values in the order of `Family.labels`."""
@@ -41,8 +42,8 @@ class PendingHistogram:
 
     def observe(self, value: float, trace_id: str | None = None) -> None:
         """Observe a value, which is its bucket's exemplar if it belongs to a trace."""
-        index = bisect_left(self._buckets, value)
-        self._count(index, 1)
+        index, counts = bisect_left(self._buckets, value), self.counts
+        counts[index] = counts.get(index, 0) + 1
         self.total += value
         if trace_id is not None:
             self.exemplars[index] = (value, trace_id)
@@ -71,12 +72,13 @@ class PendingHistogram:
 class Ledger:
     """Owns the totals since start, the gauges, and the histograms' unexported part. Not thread-safe: the recorder locks."""
 
-    def __init__(self) -> None:
-        self._totals: dict[Key, float] = dict.fromkeys(_initial_keys("counter"), 0)
+    def __init__(self, families: Mapping[str, Family] = FAMILIES) -> None:
+        self.families = families
+        self._totals: dict[Key, float] = dict.fromkeys(_initial_keys(families, "counter"), 0)
         self._exported: dict[Key, float] = {}
-        self._gauges: dict[Key, float] = dict.fromkeys(_initial_keys("gauge"), 0)
+        self._gauges: dict[Key, float] = dict.fromkeys(_initial_keys(families, "gauge"), 0)
         self._exported_gauges: dict[Key, float] = {}
-        self._histograms = {f.name: PendingHistogram(f.buckets) for f in FAMILIES.values() if f.kind == "histogram"}
+        self._histograms = {f.name: PendingHistogram(f.buckets) for f in families.values() if f.kind == "histogram"}
 
     def add(self, name: str, amount: float, *labels: str) -> None:
         """Count `amount` up; label values that were not there before begin at 0."""
@@ -91,6 +93,13 @@ class Ledger:
 
     def observe_many(self, name: str, values: Sequence[float]) -> None:
         self._histograms[name].observe_many(values)
+
+    def note_end(self, event: Finished) -> None:
+        """A choice ended whose arrival was recorded. Here its numbers come one by one, so nothing is left to do."""
+
+    def gauge(self, name: str, *labels: str) -> float | None:
+        """None for one that was never set and is not there from the start."""
+        return self._gauges.get((name, *labels))
 
     def count(self, name: str, *labels: str) -> int:
         return int(self._totals.get((name, *labels), 0))
@@ -122,8 +131,8 @@ class Ledger:
             histogram.clear()
 
 
-def _initial_keys(kind: str) -> list[Key]:
-    return [(family.name, *labels) for family in FAMILIES.values() if family.kind == kind for labels in family.children]
+def _initial_keys(families: Mapping[str, Family], kind: str) -> list[Key]:
+    return [(family.name, *labels) for family in families.values() if family.kind == kind for labels in family.children]
 
 
 def _differs(value: float, exported: float | None) -> bool:

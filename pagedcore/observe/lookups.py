@@ -6,10 +6,13 @@ from collections import Counter, defaultdict
 
 from pagedcore.core.events import BlockEvicted, Finished, PrefillChunk, Resumed
 from pagedcore.core.lookup import LookupReport
+from pagedcore.messages import AddRequest
 from pagedcore.observe.explain import LookupStore
 from pagedcore.observe.ghosts import BlockHistory
 from pagedcore.observe.ledger import Ledger
-from pagedcore.observe.misses import Misses, explain_misses
+from pagedcore.observe.misses import explain_misses
+from pagedcore.outputs import CacheReport
+from pagedcore.twin_blocks import TwinBlocks
 
 
 class LookupBook:
@@ -18,33 +21,37 @@ class LookupBook:
     def __init__(self, ledger: Ledger, num_blocks: int) -> None:
         self._ledger = ledger
         self._history = BlockHistory(num_blocks)
+        self._twins = TwinBlocks(num_blocks)
         self.store = LookupStore()
-        self.ideal_hit_tokens = 0
-        """Prompt tokens that an unbounded cache would have served."""
         self._avoidable: defaultdict[int, Counter[str]] = defaultdict(Counter)
         """By the step that computes the tokens, and reason."""
+        self.evicted: list[BlockEvicted] = []
+        """Not counted yet; a step may have hundreds."""
+        self._unobserved: list[BlockEvicted] = []
 
-    def looked_up(self, request_id: str, tenant: str, lookup: LookupReport, now_s: float) -> None:
+    def looked_up(self, request: AddRequest, tenant: str, lookup: LookupReport, now_s: float) -> None:
         """Count one lookup (METRICS: once a request, at its first admission) and name its misses."""
-        misses = explain_misses(lookup, self._history, now_s)
-        self.store.open(request_id, lookup, misses)
+        self.remember_evictions()
+        isolated = self._twins.note(request, lookup, now_s, self._history.evicted_at)
+        misses = explain_misses(lookup, self._history, now_s, isolated)
+        report = self.store.open(request.request_id, lookup, misses)
         self._count_levels(tenant, lookup)
-        self._count_misses(misses)
+        self._count_misses(report, misses.num_ghost_hits)
         num_ideal_blocks = lookup.first_missing_block + self._history.look_up_ideal(lookup.missed, now_s)
-        self.ideal_hit_tokens += num_ideal_blocks * lookup.block_size
+        self._ledger.add("pagedcore_prefix_cache_ideal_hit_tokens_total", num_ideal_blocks * lookup.block_size)
 
     def _count_levels(self, tenant: str, lookup: LookupReport) -> None:
         add = self._ledger.add
         add("pagedcore_page_lookups_total", lookup.num_eligible_blocks)
         add("pagedcore_page_hits_total", lookup.num_resident_blocks)
         add("pagedcore_prefix_cache_queries_tokens_total", lookup.num_prompt_tokens, tenant)
-        for source, num_blocks in (("live", lookup.live_blocks), ("pool", lookup.pool_blocks), ("host", 0)):
+        for source, num_blocks in (("live", lookup.live_blocks), ("pool", lookup.pool_blocks), ("host", lookup.host_blocks)):
             add("pagedcore_prefix_cache_hit_tokens_total", num_blocks * lookup.block_size, source, tenant)
 
-    def _count_misses(self, misses: Misses) -> None:
-        for reason, num_blocks in misses.by_reason().items():
+    def _count_misses(self, report: CacheReport, num_ghost_hits: int) -> None:
+        for reason, num_blocks in report.miss_blocks.items():
             self._ledger.add("pagedcore_cache_miss_blocks_total", num_blocks, reason)
-        self._ledger.add("pagedcore_pool_ghost_hits_total", misses.num_ghost_hits)
+        self._ledger.add("pagedcore_pool_ghost_hits_total", num_ghost_hits)
 
     def chunk(self, event: PrefillChunk) -> None:
         """Prompt tokens were computed; those of an avoidable miss wait for `take_avoidable`."""
@@ -62,18 +69,28 @@ class LookupBook:
 
     def take_avoidable(self, step_id: int) -> dict[str, int]:
         """Avoidable tokens of a step, and of failed ones before it, by reason; counts them."""
+        if not self._avoidable:
+            return {}
         done = [step for step in self._avoidable if step <= step_id]
         avoidable = sum((self._avoidable.pop(step) for step in done), Counter[str]())
         for reason, num_tokens in avoidable.items():
             self._ledger.add("pagedcore_miss_penalty_tokens_total", num_tokens, reason)
         return dict(avoidable)
 
-    def evicted(self, event: BlockEvicted) -> None:
-        self._history.evicted(event.block_hash, event.now_s)
-        self._ledger.add("pagedcore_pool_evictions_total", 1)
-        self._ledger.observe("pagedcore_block_reuses", event.num_reuses)
-        self._ledger.observe("pagedcore_block_lifetime_seconds", event.lifetime_s)
-        self._ledger.observe("pagedcore_block_idle_seconds", event.idle_s)
+    def remember_evictions(self) -> None:
+        """Count what is in `evicted`: before each lookup, which asks for it, and after each batch of events."""
+        if self.evicted:
+            self._history.evicted([event.block_hash for event in self.evicted], [event.now_s for event in self.evicted])
+            self._ledger.add("pagedcore_pool_evictions_total", len(self.evicted))
+            self._unobserved += self.evicted
+            self.evicted.clear()
+
+    def observe_evictions(self) -> None:
+        """Bring the histograms of evicted blocks up to date: in bulk, at each export."""
+        evicted, self._unobserved = self._unobserved, []
+        self._ledger.observe_many("pagedcore_block_reuses", [event.num_reuses for event in evicted])
+        self._ledger.observe_many("pagedcore_block_lifetime_seconds", [event.lifetime_s for event in evicted])
+        self._ledger.observe_many("pagedcore_block_idle_seconds", [event.idle_s for event in evicted])
 
     def finished(self, event: Finished) -> None:
         """Complete the partition of a request that was looked up; others touch none of it."""

@@ -24,13 +24,14 @@ class Misses:
         return dict(Counter(self.reasons))
 
 
-def explain_misses(lookup: LookupReport, history: BlockHistory, now_s: float) -> Misses:
+def explain_misses(lookup: LookupReport, history: BlockHistory, now_s: float, isolated: frozenset[int] = frozenset()) -> Misses:
     """Name the reason of each missed block. Changes nothing.
 
     In order: `disabled` (the request may not read the cache: all its blocks), `hole` (resident behind a missing block),
-    `in_flight` (another request computes it now), `evicted` (a ghost); then, at the first missing block i only and when
-    a resident block with the same parent shares its first c tokens: `short` if i == 0 and c >= 1 (something is shared,
-    but less than one block), `diverged` if i > 0 (also with c == 0: the prompts part at the block's border); else `cold`.
+    `in_flight` (another request computes it now), `evicted` (a ghost), `isolated` (its number is in `isolated`: another salt or
+    tenant holds the same tokens); then, at the first missing block i only and when a resident block with the same parent shares its
+    first c tokens: `short` if i == 0 and c >= 1 (something is shared, but less than one block), `diverged` if i > 0 (also with
+    c == 0: the prompts part at the block's border); else `cold`.
 
     Example, block size 4, cached [1 2 3 4][5 6 7 8] and nothing evicted:
 
@@ -41,10 +42,12 @@ def explain_misses(lookup: LookupReport, history: BlockHistory, now_s: float) ->
     """
     if lookup.caching_disabled:
         return Misses(("disabled",) * lookup.num_eligible_blocks)
+    if not lookup.missed:
+        return Misses()
     evicted_at = [None if is_resident else history.evicted_at(block_hash) for block_hash, is_resident, _ in lookup.missed]
     reasons = [_reason(block, evicted_s) for block, evicted_s in zip(lookup.missed, evicted_at, strict=True)]
-    if not reasons:
-        return Misses()
+    for number in isolated:
+        reasons[number] = "isolated" if reasons[number] == "cold" else reasons[number]
     diverged_at_token = None
     if reasons[0] == "cold":
         reasons[0], diverged_at_token = _first_miss(lookup)

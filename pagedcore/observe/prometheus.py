@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,9 +32,22 @@ class Exporter:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.families: dict[str, Metric] = {name: _make(family, registry) for name, family in FAMILIES.items()}
+        self.families: dict[str, Metric] = {}
+        self._registry = registry
         self._writers: weakref.WeakValueDictionary[tuple[str, str], Flushable] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
+        self.offer(FAMILIES)
+
+    def offer(self, families: Mapping[str, Family]) -> None:
+        """Make those that are not there yet; raises `ValueError` when the host has one of the names."""
+        with self._lock:
+            for name, family in families.items():
+                if name not in self.families:
+                    self.families[name] = _make(family, self._registry)
+
+    def is_ours(self, metric_name: str) -> bool:
+        """Whether prometheus_client calls a family of ours so: counters without their suffix."""
+        return metric_name in self.families or f"{metric_name}_total" in self.families
 
     def claim(self, model_name: str, engine: str, writer: Flushable) -> str:
         """Take an `engine` label for a writer: the one asked for or, while another engine of this process has it, `-2`, `-3`, ... added."""

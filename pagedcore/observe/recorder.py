@@ -23,6 +23,7 @@ from pagedcore.core.events import (
     Resumed,
     StepEvents,
 )
+from pagedcore.host_tier.swapped import Swapped
 from pagedcore.observe.catalogue import INFO_LABELS, LEVELS, MEMORY_KINDS, PENALTY_REASONS
 from pagedcore.observe.ledger import Ledger
 from pagedcore.observe.lookups import LookupBook
@@ -36,7 +37,7 @@ from pagedcore.outputs import CacheReport
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-FLUSH_INTERVAL_S = 0.1
+FLUSH_INTERVAL_S = 0.25
 """While requests run, exported numbers are at most this old (a scrape of the same process flushes first)."""
 
 logger = logging.getLogger(__name__)
@@ -70,12 +71,18 @@ class Recorder:
     """
 
     def __init__(
-        self, info: RecorderInfo, *, registry: CollectorRegistry | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        info: RecorderInfo,
+        *,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
+        """`ledger` is one that keeps more families; None keeps the catalogue's."""
         self._info = info
         self._clock = clock
         self._lock = threading.Lock()
-        self._ledger = Ledger()
+        self._ledger = Ledger() if ledger is None else ledger
         self._lookups = LookupBook(self._ledger, info.num_blocks)
         self._requests = RequestBook(self._ledger, self._lookups)
         self._steps = StepBook(self._ledger, info.block_size)
@@ -84,6 +91,7 @@ class Recorder:
         self._listeners: list[Callable[[StepEvents], None]] = []
         self._started_s = self._last_flush_s = self._last_record_s = clock()
         self._memory: dict[str, int] = {}
+        self._is_closed = False
         self.export_fault: str | None = None
         self.engine = info.engine
         self._exporter, self._sink = self._open_export(registry)
@@ -103,6 +111,7 @@ class Recorder:
             self._last_record_s = now_s
             for event in step.events:
                 handlers[type(event)](event)
+            self._lookups.remember_evictions()
             if step.step_id is not None:
                 step.avoidable_tokens = self._lookups.take_avoidable(step.step_id)
             self._steps.record(step)
@@ -177,10 +186,20 @@ class Recorder:
                 self._ledger.set("pagedcore_device_memory_bytes", num_bytes, kind)
             self._ledger.set("pagedcore_device_memory_bytes", sum(self._memory.values()), "total")
 
+    def set_device_utilization(self, ratio: float) -> bool:
+        """Say how busy the device is by its driver's count. False when the recorder is closed: nobody need ask any more."""
+        with self._lock:
+            if not self._is_closed:
+                self._ledger.set("pagedcore_device_utilization_ratio", ratio)
+            return not self._is_closed
+
     def close(self) -> None:
         """Export a last time, with the gauges of a live engine at 0, and give the `engine` label back. May be called twice."""
         with self._lock:
+            self._is_closed = True
             self._steps.latest = StepEvents(now_s=self._clock())
+            if self._ledger.gauge("pagedcore_device_utilization_ratio") is not None:
+                self._ledger.set("pagedcore_device_utilization_ratio", 0)
         self._ledger.set("pagedcore_engine_info", 0, *(str(getattr(self._info, name)) for name in INFO_LABELS))
         self.set_device_memory({})
         self.flush()
@@ -201,7 +220,8 @@ class Recorder:
             FirstToken: requests.first_token,
             Preempted: requests.preempted,
             Resumed: lookups.resumed,
-            BlockEvicted: lookups.evicted,
+            Swapped: lambda _: None,  # steps count their blocks
+            BlockEvicted: lookups.evicted.append,
             Finished: requests.finished,
         }
 
@@ -212,6 +232,7 @@ class Recorder:
             return None, None
         try:
             exporter = exporter_for(registry)
+            exporter.offer(self._ledger.families)
         except ValueError as error:
             self._stop_export(f"The registry already holds a metric of our name: {error}")
             return None, None
@@ -237,6 +258,7 @@ class Recorder:
         totals, put = self._totals(), self._ledger.set
         self._window.sample(self._last_record_s, totals)
         self._steps.set_gauges()
+        self._lookups.observe_evictions()
         for window, start in (("1m", self._window.start(now_s)), ("total", CacheTotals())):
             for level in LEVELS:
                 put("pagedcore_cache_level_hit_rate", totals.rate_since(level, start), level, window)
@@ -253,7 +275,7 @@ class Recorder:
             query_tokens=sum(by("pagedcore_prefix_cache_queries_tokens_total", "tenant").values()),
             reused_blocks=acquired["reused"],
             acquired_blocks=sum(acquired.values()),
-            ideal_hit_tokens=self._lookups.ideal_hit_tokens,
+            ideal_hit_tokens=count("pagedcore_prefix_cache_ideal_hit_tokens_total"),
         )
 
     def _snapshot(self) -> StatsSnapshot:
@@ -278,6 +300,7 @@ class Recorder:
             pool_ghost_hits=count("pagedcore_pool_ghost_hits_total"),
             pool_evictions=count("pagedcore_pool_evictions_total"),
             miss_blocks=by("pagedcore_cache_miss_blocks_total", "reason"),
+            swapped_blocks=by("pagedcore_swapped_blocks_total", "direction"),
             miss_penalty_tokens=by("pagedcore_miss_penalty_tokens_total", "reason"),
             miss_penalty_seconds={r: self._ledger.seconds("pagedcore_miss_penalty_seconds_total", r) for r in PENALTY_REASONS},
             prompt_tokens=sum(by("pagedcore_prompt_tokens_total", "tenant").values()),

@@ -81,7 +81,7 @@ class RequestBook:
             self._ledger.observe("pagedcore_time_in_queue_seconds", event.now_s - group.request.arrival_s, group.trace_id)
             self._ledger.add("pagedcore_prompt_tokens_total", len(request.prompt_token_ids), tenant)
         if event.lookup is not None:
-            self._lookups.looked_up(event.request_id, tenant, event.lookup, event.now_s)
+            self._lookups.looked_up(request, tenant, event.lookup, event.now_s)
 
     def first_token(self, event: FirstToken) -> None:
         entry = self._open.get(event.request_id)
@@ -118,6 +118,7 @@ class RequestBook:
 
     def _count_output(self, event: Finished) -> None:
         tenant = self._labels.tenant(event.request.tenant)
+        self._ledger.note_end(event)
         self._ledger.add("pagedcore_generation_tokens_total", event.num_output_tokens, tenant)
         self._ledger.add("pagedcore_discarded_tokens_total", event.num_discarded_tokens)
         if event.first_token_s is not None and event.last_token_s is not None and event.num_output_tokens > 1:

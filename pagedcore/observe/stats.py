@@ -47,6 +47,8 @@ class StatsSnapshot:
     pool_evictions: int = 0
     miss_blocks: Mapping[str, int] = _counts()
     """Reason -> eligible blocks that were not served."""
+    swapped_blocks: Mapping[str, int] = _counts()
+    """out, in -> blocks copied to host memory and back."""
     miss_penalty_tokens: Mapping[str, int] = _counts()
     miss_penalty_seconds: Mapping[str, float] = field(default_factory=dict)
     prompt_tokens: int = 0

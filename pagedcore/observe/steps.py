@@ -36,6 +36,8 @@ class StepBook:
             ledger.observe_many("pagedcore_block_reuse_gap_seconds", step.reuse_gaps_s)
         ledger.add("pagedcore_pool_acquired_blocks_total", step.num_reused_acquisitions, "reused")
         ledger.add("pagedcore_pool_acquired_blocks_total", step.num_fresh_acquisitions, "fresh")
+        ledger.add("pagedcore_swapped_blocks_total", step.num_swapped_out_blocks, "out")
+        ledger.add("pagedcore_swapped_blocks_total", step.num_swapped_in_blocks, "in")
         self.num_sampled_tokens += step.num_generated_tokens
 
     def _count_step(self, step: StepEvents) -> None:
@@ -66,7 +68,8 @@ class StepBook:
         """Write the latest state to the ledger."""
         step, put = self.latest, self._ledger.set
         put("pagedcore_open_requests", step.num_running, "running")
-        put("pagedcore_open_requests", step.num_waiting, "waiting")
+        put("pagedcore_open_requests", step.num_waiting - step.num_swapped, "waiting")
+        put("pagedcore_open_requests", step.num_swapped, "swapped")
         for reason in WAITING_REASONS:
             put("pagedcore_waiting_requests", step.waiting_by_reason.get(reason, 0), reason)
         put("pagedcore_blocks", step.num_active_blocks, "active")

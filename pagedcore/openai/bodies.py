@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pagedcore.tools.fields import Neutral
 
@@ -41,6 +42,18 @@ class Body(Strict):
     not_offered: ClassVar[Neutral] = {}
 
     model: str | None = None
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields that came with the body and that the server's `ignored_fields` leaves out."""
+        return self._ignored
+
+    def leaving_out(self, names: Iterable[str]) -> Self:
+        """The same, which knows that it came with these fields."""
+        self._ignored = tuple(names)
+        return self
 
 
 class StreamOptions(Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pagedcore.client import EngineClient, ModelInfo, TextFront
 from pagedcore.errors import InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
@@ -53,31 +53,30 @@ class Call:
 
 def read_completion(raw: bytes, client: EngineClient, settings: ServerSettings) -> Call:
     """A body of /v1/completions. Raises `RequestError` for all that is wrong with it."""
-    body = parse_body(CompletionBody, raw)
+    body = parse_body(CompletionBody, raw, settings.ignored_fields)
     model = _checked_model(body, client.info)
-    params = _sampling_params(body, body.logprobs, body.logprobs if body.echo else None, COMPLETION_MAX_TOKENS)
-    params = params.replace(structured_outputs=_structured(body))
+    scored = body.logprobs if body.echo else None
+    params = _sampling_params(body, body.logprobs, scored, COMPLETION_MAX_TOKENS, structured_outputs=_structured(body))
     prompts = _completion_prompts(body, client.text, settings)
     return Call(endpoint="completion", model=model, prompts=prompts, params=params, body=body, echo=body.echo)
 
 
 def read_chat(raw: bytes, client: EngineClient, settings: ServerSettings) -> Call:
     """A body of /v1/chat/completions. Raises `RequestError` for all that is wrong with it."""
-    body = parse_body(ChatBody, raw)
+    body = parse_body(ChatBody, raw, settings.ignored_fields)
     model = _checked_model(body, client.info)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError(f"top_logprobs={body.top_logprobs} needs logprobs=true.", param="top_logprobs")
     _check_choices(body.n, "n", settings)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = _sampling_params(body, logprobs, None, None)
     text = required_text(client.text, "messages")
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     answer = plan_answer(tools, _structured(body), text, settings.tool_parser)
     rendered = render(body, body.messages, text, answer.shown_tools)
     # The template writes the special tokens itself.
     prompt = Prompt(text.encode(rendered, add_special_tokens=bool(body.add_special_tokens)), rendered)
-    shows_markers = tools is not None and "skip_special_tokens" not in body.model_fields_set
-    params = params.replace(structured_outputs=answer.structured, skip_special_tokens=params.skip_special_tokens and not shows_markers)
+    markers: dict[str, bool] = {} if tools is None or "skip_special_tokens" in body.model_fields_set else {"skip_special_tokens": False}
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = _sampling_params(body, logprobs, None, None, structured_outputs=answer.structured, **markers)
     return Call(endpoint="chat", model=model, prompts=(_not_empty(prompt, "messages"),), params=params, body=body, answer=answer)
 
 
@@ -130,9 +129,9 @@ def _checked_model(body: GenerationBody, info: ModelInfo) -> str:
     return served_model(body.model, info)
 
 
-def _sampling_params(body: GenerationBody, logprobs: int | None, echoed: int | None, max_tokens: int | None) -> SamplingParams:
+def _sampling_params(body: GenerationBody, logprobs: int | None, echoed: int | None, max_tokens: int | None, **more: Any) -> SamplingParams:
     """Raises `InvalidRequestError` for a value out of range. `echoed` asks for logprobs of the prompt; `max_tokens` is the default."""
-    given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING_FIELDS}
+    given = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING_FIELDS} | more
     scored = max((count for count in (body.prompt_logprobs, echoed) if count is not None), default=None)
     return SamplingParams(**given, max_tokens=_max_tokens(body, max_tokens), logprobs=logprobs, prompt_logprobs=scored)
 

@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pagedcore.errors import AuthenticationError, EngineClosedError, PagedCoreError, QueueFullError, RequestError
-from pagedcore.openai.json_text import json_reply
-from pagedcore.openai.request_ids import REQUEST_ID_HEADER, request_id_of
+from pagedcore.http.json_text import json_reply
+from pagedcore.http.request_ids import REQUEST_ID_HEADER, request_id_of
 
 _WHY_NOT = {
     "/v1/embeddings": ": the model generates text and makes no embeddings",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from pagedcore.errors import InvalidRequestError
+from pagedcore.http.json_text import loads
 from pagedcore.openai.bodies import Body
-from pagedcore.openai.json_text import loads
 from pagedcore.shown import shown
 from pagedcore.tools.fields import check_fields
 
@@ -19,13 +20,14 @@ _SIZE = re.compile(r"\w+ should have at most (\d+) (\w+).*")
 """How pydantic says that something is too long."""
 
 
-def parse_body(model: type[B], raw: bytes) -> B:
-    """Check a body. Raises `InvalidRequestError` naming the field, or `UnsupportedFeatureError`."""
+def parse_body(model: type[B], raw: bytes, ignored_fields: Collection[str] = ()) -> B:
+    """Check a body, without the fields to ignore. Raises `InvalidRequestError` naming the field, or `UnsupportedFeatureError`."""
     data = _json_object(raw)
+    ignored = [name for name in ignored_fields if data.pop(name, None) is not None]
     check_fields(data, known=model.model_fields, not_offered=model.not_offered)
     given = {name: value for name, value in data.items() if value is not None and name in model.model_fields}
     try:
-        return model.model_validate(given)
+        return model.model_validate(given).leaving_out(ignored)
     except ValidationError as error:
         raise _invalid_field(error) from None
 

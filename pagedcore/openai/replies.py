@@ -1,4 +1,7 @@
-"""Outputs of the engine to OpenAI objects. A whole reply is one advance from nothing to the end; a stream is many."""
+"""Outputs of the engine to OpenAI objects. A whole reply is one advance from nothing to the end; a stream is many.
+
+What a stream sends is rendered here, since it is done for every token: the head of a chunk, the same in all of them, is written once.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from pagedcore.client import TextFront
 from pagedcore.console.explanation import cache_object
 from pagedcore.errors import EngineError
+from pagedcore.http.json_text import dumps
 from pagedcore.openai.calls import Call
 from pagedcore.openai.logprobs import OffsetCounter, TokenTexts, chat_logprobs, completion_logprobs, prompt_logprobs
 from pagedcore.outputs import CompletionOutput, Logprob, RequestOutput
@@ -53,6 +57,9 @@ class Reply:
         self.role = role
         self.texts = TokenTexts(text, skip_special_tokens=call.params.skip_special_tokens)
         self._envelope: JsonObject = {"id": f"{self.id_prefix}-{request_id}", "created": int(time.time()), "model": call.model}
+        self._head = b"data: " + dumps({**self._envelope, "object": self.chunk_kind}).removesuffix(b"}") + b',"choices":'
+        self._is_cache_told = not call.body.cache_report
+        self._waits_for_prompt = call.params.prompt_logprobs is not None
         options = call.body.stream_options
         self._shows_tokens = call.params.logprobs is not None or call.body.return_token_ids or options.continuous_usage_stats
         self._latest: dict[int, RequestOutput] = {}
@@ -61,39 +68,40 @@ class Reply:
 
     # ---- what a client gets
 
-    def opening(self) -> list[JsonObject]:
-        """Chunks before the first text."""
-        return []
+    def opening(self) -> bytes:
+        """Events before the first text."""
+        return b""
 
-    def chunks(self, prompt_index: int, output: RequestOutput) -> list[JsonObject]:
-        """Chunks for what an output adds; advances the choices of that prompt."""
-        return [self._chunk([choice]) for delta in self._advance(prompt_index, output) for choice in self.chunk_choices(delta)]
+    def events(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """What an output adds, as server-sent events; advances the choices of that prompt."""
+        choices = [choice for delta in self._advance(prompt_index, output) for choice in self.chunk_choices(delta)]
+        if not choices:
+            return b""
+        *before, last = choices
+        return b"".join([self._event([choice]) for choice in before]) + self._event([last], self._cache_at_the_end())
 
-    def usage_chunk(self) -> JsonObject:
-        return {**self._chunk([]), **self._totals()}
+    def usage_event(self) -> bytes:
+        """The last event, which belongs to no choice."""
+        return self._head + b'[],"usage":' + dumps(self.usage()) + b"}\n\n"
 
     def whole(self, outputs: Sequence[RequestOutput]) -> JsonObject:
         """The reply without a stream, from the last output of each prompt."""
         deltas = [delta for prompt_index, output in enumerate(outputs) for delta in self._advance(prompt_index, output)]
         choices = [self.form(delta) for delta in sorted(deltas, key=lambda delta: delta.index)]
-        return {**self._envelope, "object": self.kind, "choices": choices, **self._totals()}
+        cache = {"cache": self._cache()} if self.call.body.cache_report else {}
+        return {**self._envelope, "object": self.kind, "choices": choices, "usage": self.usage(), **cache}
 
     def usage(self) -> JsonObject:
         """Tokens so far, counted by the engine; a prompt counts once, whatever n is."""
         outputs = self._latest.values()
-        num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+        num_prompt = sum(len(prompt.token_ids) for prompt in self.call.prompts)
         num_completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
         counts = {"prompt_tokens": num_prompt, "completion_tokens": num_completion, "total_tokens": num_prompt + num_completion}
         return {**counts, "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}}
 
-    def _totals(self) -> JsonObject:
-        """Usage, and with cache_report where the prompts' tokens came from."""
-        reports = [output.cache for output in self._latest.values() if output.cache is not None]
-        return {"usage": self.usage(), **({"cache": cache_object(reports)} if self.call.body.cache_report else {})}
-
     def check_ended(self) -> None:
         """Raise `EngineError` unless every choice has its finish_reason."""
-        if not all(progress.has_ended for progress in self._progress):
+        if not self._has_ended:
             raise EngineError("The engine ended the request before all of its choices were finished.")
 
     # ---- the form of one choice
@@ -119,16 +127,31 @@ class Reply:
 
     # ---- inside
 
-    def _chunk(self, choices: list[JsonObject]) -> JsonObject:
-        chunk = {**self._envelope, "object": self.chunk_kind, "choices": choices}
+    def _event(self, choices: list[JsonObject], more: bytes = b"") -> bytes:
         options = self.call.body.stream_options
-        if options.include_usage or options.continuous_usage_stats:
-            chunk["usage"] = self.usage() if options.continuous_usage_stats else None
-        return chunk
+        if options.continuous_usage_stats:
+            more += b',"usage":' + dumps(self.usage())
+        elif options.include_usage:
+            more += b',"usage":null'
+        return self._head + dumps(choices) + more + b"}\n\n"
+
+    def _cache_at_the_end(self) -> bytes:
+        """With cache_report the chunk that ends the last choice carries it: it is no usage, which comes only when asked for."""
+        if self._is_cache_told or not self._has_ended:
+            return b""
+        self._is_cache_told = True
+        return b',"cache":' + dumps(self._cache())
+
+    def _cache(self) -> JsonObject:
+        return cache_object([output.cache for output in self._latest.values() if output.cache is not None])
+
+    @property
+    def _has_ended(self) -> bool:
+        return all(progress.has_ended for progress in self._progress)
 
     def _advance(self, prompt_index: int, output: RequestOutput) -> list[Delta]:
         self._latest[prompt_index] = output
-        if self.call.params.prompt_logprobs is not None and output.prompt_logprobs is None and not output.finished:
+        if self._waits_for_prompt and output.prompt_logprobs is None and not output.finished:
             return []  # the first chunk of a choice carries them
         first_index = prompt_index * self.call.params.n
         return [delta for choice in output.outputs if (delta := self._delta(first_index + choice.index, choice, output))]
@@ -136,12 +159,12 @@ class Reply:
     def _delta(self, index: int, choice: CompletionOutput, output: RequestOutput) -> Delta | None:
         """What is new since the last advance; None when there is nothing to show."""
         progress = self._progress[index]
-        text, token_ids = choice.text[progress.num_chars :], choice.token_ids[progress.num_tokens :]
-        if progress.has_ended or not (text or choice.finished or (token_ids and self._shows_tokens)):
+        text, token_ids = choice.text[progress.num_chars :], choice.token_ids[progress.num_tokens :] if self._shows_tokens else []
+        if progress.has_ended or not (text or choice.finished or token_ids):
             return None
         logprobs = [] if choice.logprobs is None else choice.logprobs[progress.num_tokens :]
         delta = Delta(index, choice, output, not progress.has_begun, text, token_ids, logprobs)
-        progress.num_chars, progress.num_tokens = len(choice.text), len(choice.token_ids)
+        progress.num_chars, progress.num_tokens = len(choice.text), progress.num_tokens + len(token_ids)
         progress.has_begun, progress.has_ended = True, choice.finished
         return delta
 
@@ -181,10 +204,10 @@ class ChatReply(Reply):
         super().__init__(call, request_id, text, role)
         self._parsers: dict[int, AnswerParser] = {}
 
-    def opening(self) -> list[JsonObject]:
+    def opening(self) -> bytes:
         """The role of each choice."""
         begun = {"delta": {"role": self.role, "content": ""}, "logprobs": None, "finish_reason": None}
-        return [self._chunk([{"index": index, **begun}]) for index in range(self.call.params.n)]
+        return b"".join([self._event([{"index": index, **begun}]) for index in range(self.call.params.n)])
 
     def form(self, delta: Delta) -> JsonObject:
         message = message_of(self._parser(delta.index).push(delta.text, is_last=True), self.role)

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from pagedcore.client import ModelInfo
 from pagedcore.errors import PagedCoreError
+from pagedcore.http.json_text import json_reply
+from pagedcore.http.request_ids import REQUEST_ID_HEADER, assign_request_id
 from pagedcore.openai.calls import read_chat, read_completion, read_detokenize, read_tokenize, served_model
 from pagedcore.openai.errors import add_error_handlers, error_response
-from pagedcore.openai.json_text import json_reply
-from pagedcore.openai.request_ids import REQUEST_ID_HEADER, assign_request_id
 from pagedcore.openai.service import ClientOrGetter, OpenAIService
 from pagedcore.openai.settings import ServerSettings
 

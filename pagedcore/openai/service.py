@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pagedcore.client import EngineClient, RequestContext
-from pagedcore.errors import AuthenticationError, EngineError, PagedCoreError, RequestTooLargeError
+from pagedcore.errors import EngineError, PagedCoreError, RequestTooLargeError
+from pagedcore.http.api_keys import ApiKeys
+from pagedcore.http.event_stream import DONE, EventStream, sse_error, until_disconnect
+from pagedcore.http.json_text import json_reply
+from pagedcore.http.request_class import request_class_of
+from pagedcore.http.request_ids import adopt_request_id
 from pagedcore.openai.calls import Call
 from pagedcore.openai.errors import body_of
-from pagedcore.openai.http_stream import DONE, EventStream, sse, sse_error, until_disconnect
-from pagedcore.openai.json_text import json_reply
 from pagedcore.openai.replies import REPLIES, Reply
-from pagedcore.openai.request_ids import adopt_request_id
 from pagedcore.openai.settings import ServerSettings
 from pagedcore.openai.streams import IndexedOutput, run_call
 from pagedcore.shown import shown
@@ -30,6 +32,8 @@ Reader = Callable[[bytes, EngineClient, ServerSettings], T]
 
 ClientOrGetter = EngineClient | Callable[[], EngineClient]
 
+IGNORED_FIELDS_HEADER = "X-Ignored-Fields"
+
 logger = logging.getLogger("pagedcore.openai")
 
 
@@ -39,6 +43,7 @@ class OpenAIService:
     def __init__(self, client: ClientOrGetter, settings: ServerSettings) -> None:
         self._client = client
         self.settings = settings
+        self._keys = ApiKeys(settings.api_keys, settings.tenants)
 
     @property
     def client(self) -> EngineClient:
@@ -49,15 +54,8 @@ class OpenAIService:
 
     def tenant(self, request: Request) -> str | None:
         """Whose request it is. Raises `AuthenticationError` without a valid key where one is needed."""
-        keys = (*self.settings.api_keys, *self.settings.tenants)
-        if not keys:
-            return None
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # Every key is compared in full: the time taken tells nothing about any of them.
-        matches = [key for key in keys if hmac.compare_digest(key.encode(), given.strip().encode("latin-1"))]
-        if scheme.lower() != "bearer" or not matches:
-            raise AuthenticationError("The API key is missing or wrong; send 'Authorization: Bearer KEY' with a key of this server.")
-        return self.settings.tenants.get(matches[0])
+        tenant = self._keys.tenant_of(request.headers.get("Authorization"))
+        return tenant if self.settings.tenant_of is None else self.settings.tenant_of(request)
 
     async def read(self, request: Request, reader: Reader[T]) -> T:
         """Read and check a body, off the event loop when it is large. Raises `RequestError`."""
@@ -73,20 +71,20 @@ class OpenAIService:
 
     async def generate(self, request: Request, reader: Reader[Call]) -> Response:
         """Answer a request for generation. What fails before the first output raises; later, a stream carries the error."""
-        tenant = self.tenant(request)
+        caller = RequestContext(tenant=self.tenant(request), request_class=request_class_of(request), adapter=self.settings.adapter)
         call = await self.read(request, reader)
         request_id = adopt_request_id(request, call.body.request_id)
-        logger.info("request %s: model %r, tenant %r, user %s", request_id, call.model, tenant, shown(call.body.user))
-        context = RequestContext(priority=call.body.priority, tenant=tenant, cache_salt=call.body.cache_salt, adapter=self.settings.adapter)
+        user = shown(call.body.user)
+        logger.info("request %s: model %r, tenant %r, class %r, user %s", request_id, call.model, caller.tenant, caller.request_class, user)
         client = self.client
         reply = REPLIES[call.endpoint](call, request_id, client.text, self.settings.response_role)
+        context = replace(caller, priority=call.body.priority, cache_salt=call.body.cache_salt)
         outputs = run_call(client, call, request_id, context.in_trace(request.headers.get("traceparent")))
-        if not call.body.stream:
-            return json_reply(await until_disconnect(request.receive, _whole(reply, outputs)))
-        first = await until_disconnect(request.receive, anext(outputs, None))
-        if first is None:
-            raise EngineError("The engine gave no output.")
-        return EventStream(_events(reply, first, outputs))
+        response = await _respond(request, reply, outputs)
+        if call.body.ignored:
+            logger.info("request %s: %s left out, as ignored_fields says", request_id, ", ".join(call.body.ignored))
+            response.headers[IGNORED_FIELDS_HEADER] = ", ".join(call.body.ignored)
+        return response
 
     async def _body(self, request: Request) -> bytes:
         limit = self.settings.max_request_bytes
@@ -96,6 +94,15 @@ class OpenAIService:
             if len(body) > limit:
                 raise RequestTooLargeError(f"The body is larger than {limit} bytes, the server's max_request_bytes; send less.")
         return bytes(body)
+
+
+async def _respond(request: Request, reply: Reply, outputs: AsyncGenerator[IndexedOutput, None]) -> Response:
+    if not reply.call.body.stream:
+        return json_reply(await until_disconnect(request.receive, _whole(reply, outputs)))
+    first = await until_disconnect(request.receive, anext(outputs, None))
+    if first is None:
+        raise EngineError("The engine gave no output.")
+    return EventStream(_events(reply, first, outputs))
 
 
 async def _whole(reply: Reply, outputs: AsyncGenerator[IndexedOutput, None]) -> dict[str, object]:
@@ -109,15 +116,13 @@ async def _whole(reply: Reply, outputs: AsyncGenerator[IndexedOutput, None]) -> 
 async def _events(reply: Reply, first: IndexedOutput, outputs: AsyncGenerator[IndexedOutput, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(outputs):
         try:
-            yield b"".join(map(sse, [*reply.opening(), *reply.chunks(*first)]))
+            yield reply.opening() + reply.events(*first)
             async for indexed in outputs:
-                chunks = reply.chunks(*indexed)
-                if chunks:
-                    yield b"".join(map(sse, chunks))
+                if events := reply.events(*indexed):
+                    yield events
             reply.check_ended()
         except PagedCoreError as error:
             logger.warning("request %s: its stream ended with an error: %s", reply.request_id, error)
             yield sse_error(body_of(error))
             return
-    has_totals = reply.call.body.stream_options.include_usage or reply.call.body.cache_report
-    yield (sse(reply.usage_chunk()) if has_totals else b"") + DONE
+    yield (reply.usage_event() if reply.call.body.stream_options.include_usage else b"") + DONE

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from starlette.requests import Request
+
 from pagedcore.console.indicators import Targets
 from pagedcore.errors import ConfigError
+from pagedcore.openai.bodies import ChatBody, CompletionBody
 from pagedcore.tools.forms import FORMS, FormName
 
 AdapterName = Literal["litserve", "bentoml", "langchain", "library"]
@@ -21,6 +24,13 @@ class ServerSettings:
     """Keys that clients may use; with none here and in `tenants` the server is open."""
     tenants: Mapping[str, str] = field(default_factory=dict)
     """API key -> tenant. A key of this map is valid too. The body's `user` never names a tenant: it is only logged."""
+    tenant_of: Callable[[Request], str | None] | None = None
+    """The host's own code, in place of `tenants`: whose request it is, after the key was checked; None is the operator."""
+    ignored_fields: tuple[str, ...] = ()
+    """Fields of generation bodies that are taken and left out, though they ask for what is not offered or are unknown here.
+
+    The log and the reply's X-Ignored-Fields name those that came. All other such fields are refused.
+    """
     max_request_bytes: int = 32 * 2**20
     """Larger bodies are refused with HTTP 413."""
     inline_request_bytes: int = 16 * 2**10
@@ -53,6 +63,9 @@ class ServerSettings:
             raise ConfigError(f"tool_parser is {self.tool_parser!r} and must be one of auto, {', '.join(FORMS)}.")
         if not self.retry_after_s > 0:
             raise ConfigError(f"retry_after_s is {self.retry_after_s!r} and must be above 0.")
+        obeyed = sorted({*ChatBody.model_fields, *CompletionBody.model_fields}.intersection(self.ignored_fields))
+        if obeyed:
+            raise ConfigError(f"ignored_fields holds {', '.join(obeyed)}, which this server obeys; name only fields that it would refuse.")
         api_keys: object = self.api_keys
         if not isinstance(api_keys, tuple) or not all(isinstance(key, str) and key for key in (*api_keys, *self.tenants)):
             raise ConfigError("api_keys must be a tuple of non-empty strings, and so must the keys of tenants.")

@@ -26,22 +26,25 @@ async def run_call(client: EngineClient, call: Call, request_id: str, context: R
         for index, prompt in enumerate(call.prompts)
     ]
     try:
-        async with aclosing(_interleave(streams) if many else _alone(streams[0])) as outputs:
-            async for index, output in outputs:
-                if output.error is not None:
-                    raise output.error
-                if output.status in ("rejected", "error"):
-                    raise EngineError(f"The engine ended the request with status {output.status!r} and gave no reason.")
-                yield index, output
+        if many:
+            async with aclosing(_interleave(streams)) as outputs:
+                async for index, output in outputs:
+                    yield index, _checked(output)
+        else:  # one layer less for every token
+            async for output in streams[0]:
+                yield 0, _checked(output)
     finally:
         for stream in streams:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 
 
-async def _alone(stream: AsyncIterator[RequestOutput]) -> AsyncGenerator[IndexedOutput, None]:
-    async for output in stream:
-        yield 0, output
+def _checked(output: RequestOutput) -> RequestOutput:
+    if output.error is not None:
+        raise output.error
+    if output.status in ("rejected", "error"):
+        raise EngineError(f"The engine ended the request with status {output.status!r} and gave no reason.")
+    return output
 
 
 async def _interleave(streams: Sequence[AsyncIterator[RequestOutput]]) -> AsyncGenerator[IndexedOutput, None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pagedcore.config import EngineConfig, EnginePlan, MemoryPlan
+from pagedcore.config import EngineConfig, EnginePlan, HostTierPlan, MemoryPlan
 from pagedcore.cpu_threads import num_cpu_threads
 from pagedcore.errors import ConfigError
 from pagedcore.models.architecture import ModelArchitecture
@@ -29,6 +29,7 @@ from pagedcore.runtime.memory import (
 from pagedcore.runtime.model_runner import ModelRunner
 from pagedcore.runtime.prefill_graphs import max_graph_tokens
 from pagedcore.runtime.probe import DeviceMemory, device_memory, measure_activations, measure_graphs, profiling_plan, warming_plans
+from pagedcore.swap.tier import make_host_tier, staging_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,10 @@ def build_runner(
     if _uses_graphs(config, runner):
         runner.capture_graphs(resolved.max_prefill_graph_tokens)
     source = _Source(Path(model_dir), Path(tokenizer_dir or model_dir), model_name or config.model or Path(model_dir).name)
-    plan = _engine_plan(config, source, resolved, memory, max_model_len, model.linear_backend)
+    longest = min(max_model_len, resolved.max_num_batched_tokens)
+    free_bytes = device_memory(torch.device("cpu")).free_bytes
+    host_tier = make_host_tier(config, runner, memory, max_tokens=longest, free_host_bytes=free_bytes)
+    plan = _engine_plan(config, source, resolved, memory, host_tier, max_model_len, model.linear_backend)
     _report(plan)
     return runner, plan
 
@@ -195,7 +199,7 @@ def _size_pool(config: EngineConfig, model: Decoder, resolved: _Resolved, reques
         total_bytes=before.total_bytes,
         held_by_others_bytes=before.used_bytes,
         weights_bytes=model.num_weight_bytes,
-        activations_bytes=activations_bytes,
+        activations_bytes=activations_bytes + staging_bytes(config, request.block_bytes),
         graphs_bytes=graphs_bytes,
     )
     if is_cuda:
@@ -241,7 +245,13 @@ def _make_runner(config: EngineConfig, model: Decoder, resolved: _Resolved, *, n
 
 
 def _engine_plan(
-    config: EngineConfig, source: _Source, resolved: _Resolved, memory: MemoryPlan, max_model_len: int, linear_backend: str
+    config: EngineConfig,
+    source: _Source,
+    resolved: _Resolved,
+    memory: MemoryPlan,
+    host_tier: HostTierPlan | None,
+    max_model_len: int,
+    linear_backend: str,
 ) -> EnginePlan:
     names = _served_names(config, source.name)
     return EnginePlan(
@@ -262,6 +272,7 @@ def _engine_plan(
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         overlap=resolved.device.type == "cuda" if config.overlap == "auto" else config.overlap,
         memory=memory,
+        host_tier=host_tier,
         eos_token_ids=read_eos_token_ids(source.model_dir, resolved.architecture),
     )
 

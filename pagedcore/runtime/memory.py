@@ -24,7 +24,8 @@ class MeasuredMemory:
     held_by_others_bytes: int
     weights_bytes: int
     activations_bytes: int
-    """Most bytes of a step beside weights and KV pool: activations, workspaces, buffers, and what the driver holds for us."""
+    """Most bytes of a step beside weights and KV pool: activations, workspaces, buffers, the host tier's staging buffer among them, and
+    what the driver holds for us."""
     graphs_bytes: int = 0
 
 

@@ -23,6 +23,7 @@ from pagedcore.runtime.pending import DeviceStep, FailedStep, PromptLogprobs
 from pagedcore.runtime.prefill_graphs import PrefillGraphs, prefill_graph_shapes
 from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampler import Sampler, Samples
+from pagedcore.swap.host_blocks import HostBlocks
 
 WORKSPACE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """Gathered keys and values of one attention call, unless one sequence of max_model_len needs more. On a CPU they fit its cache."""
@@ -35,7 +36,7 @@ class _PassOutput:
 
 
 class ModelRunner:
-    """Owns the weights, the KV cache and the row buffers of one engine. Implements `pagedcore.core.step.Runner`.
+    """Owns the weights, the KV cache, its blocks in host memory and the row buffers of one engine. Implements `pagedcore.core.step.Runner`.
 
     On CUDA a step is queued and `submit` returns; sampled tokens go to their rows on the device, so that the next step can be
     submitted before this one's result is read. On a CPU the step runs inside `submit`. Calls must come from one thread at a
@@ -72,6 +73,7 @@ class ModelRunner:
         self._sampler = Sampler(self._buffers, model.vocab_size)
         self._graphs: DecodeGraphs | None = None
         self._prefill_graphs: PrefillGraphs | None = None
+        self._host: HostBlocks | None = None
 
     def capture_graphs(self, max_num_tokens: int) -> None:
         """Record decode steps, and small steps with prompts of up to `max_num_tokens` tokens, as CUDA graphs; they are used from now on."""
@@ -90,6 +92,16 @@ class ModelRunner:
         """Serve requests with `structured_outputs`, too."""
         self._sampler.follow_grammars(grammars)
 
+    def keep_host_blocks(self, num_slots: int) -> None:
+        """Make so many slots for blocks in host memory, in the place of those that there are; 0 is none.
+
+        Raises RuntimeError where the memory cannot be had.
+        """
+        if self._host is not None:
+            self._host.close()
+        with self._on_device():
+            self._host = HostBlocks(self._cache.data, num_slots) if num_slots else None
+
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. What it raises is raised by `result()` of what this returns."""
         with self._device_lock, self._on_device(), torch.inference_mode():
@@ -99,7 +111,8 @@ class ModelRunner:
                 return FailedStep(error)
 
     def close(self) -> None:
-        """Drop weights, KV cache and buffers, and give CUDA memory back. The runner cannot be used afterwards."""
+        """Drop weights, KV cache and buffers, and give the memory back. The runner cannot be used afterwards."""
+        self.keep_host_blocks(0)
         self._model = self._graphs = self._prefill_graphs = None
         for name in ("_cache", "_workspace", "_buffers", "_sampler"):
             self.__dict__.pop(name, None)
@@ -110,6 +123,10 @@ class ModelRunner:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
 
     def _start(self, plan: StepPlan) -> PendingStep:
+        if plan.copies_out or plan.copies_in:
+            assert self._host is not None, "the plan copies blocks, and there is no host memory for them"
+            self._host.copy_out(plan.copies_out)
+            self._host.copy_in(plan.copies_in)
         self._buffers.apply(plan)
         self._sampler.apply(plan)
         if self._graphs is not None and self._graphs.serves(plan):

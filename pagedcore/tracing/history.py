@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from pagedcore.core.events import Admitted, Arrived, Finished, FirstToken, PassedOver, Preempted, PrefillChunk, Resumed, StepEvents
+from pagedcore.host_tier.swapped import Swapped
 from pagedcore.outputs import CacheReport
 from pagedcore.tracing.life import NEXT_STEP, Life, Wait, begin_life
 from pagedcore.tracing.record import is_match, record_of
@@ -48,6 +49,7 @@ class History:
             FirstToken: self._first_token,
             Preempted: self._preempted,
             Resumed: self._resumed,
+            Swapped: self._swapped,
             Finished: self._finished,
         }
 
@@ -157,6 +159,11 @@ class History:
         if life is not None:
             self._waits.end(life, event.now_s)
             life.note("resumed", event.now_s, {"num_recomputed_tokens": event.num_recomputed_tokens})
+
+    def _swapped(self, event: Swapped) -> None:
+        life = self._running.get(event.request_id)
+        if life is not None:
+            life.note(f"swapped_{event.direction}", event.now_s, {"num_blocks": event.num_blocks})
 
     def _finished(self, event: Finished) -> None:
         if self._refused is not None and event.status == "rejected":

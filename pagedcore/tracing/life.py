@@ -14,7 +14,7 @@ from pagedcore.traceparent import TraceParent, parse_traceparent
 MAX_EVENTS = 256
 """Events kept of one life, beside its end: a long prompt in small chunks has one a chunk."""
 
-POINTS = frozenset({"prefill_chunk", "preempted", "resumed", "passed_over", "first_token"})
+POINTS = frozenset({"prefill_chunk", "preempted", "resumed", "swapped_out", "swapped_in", "passed_over", "first_token"})
 """Events that happen within a life; the others are ends of its phases."""
 
 NEXT_STEP = "next_step"
@@ -50,6 +50,7 @@ class Asked(NamedTuple):
     priority: int
     params: SamplingParams
     arrival_s: float
+    routing: str | None
 
 
 @dataclass(slots=True)
@@ -152,6 +153,7 @@ def begin_life(request: AddRequest, now_s: float) -> Life:
         request.priority,
         request.params,
         request.arrival_s,
+        request.routing,
     )
     life = Life(
         request=asked,

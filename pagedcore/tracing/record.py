@@ -27,6 +27,7 @@ def facts_of(life: Life) -> dict[str, Any]:
         "tenant": request.tenant,
         "class": request.request_class,
         "adapter": request.adapter,
+        "routing": request.routing,
         "status": _status(life),
         "finish_reason": life.finish_reason,
         "reject_reason": life.reject_reason,
@@ -35,6 +36,7 @@ def facts_of(life: Life) -> dict[str, Any]:
         "cached_tokens": {} if report is None else _by_source(report),
         "miss": {} if report is None else dict(report.miss_blocks),
         "first_divergence": None if report is None else report.diverged_at_token,
+        "nearest_cached_prefix": None if report is None else _nearest(report),
         "time_in_queue_ms": _ms(life.since_arrival_s(life.admitted_s)),
         "waiting_reason_ms": {reason: _ms(seconds) for reason, seconds in life.waited_s.items()},
         "ttft_ms": _ms(life.since_arrival_s(life.first_token_s)),
@@ -71,6 +73,11 @@ def _status(life: Life) -> str:
 
 def _by_source(report: CacheReport) -> dict[str, int]:
     return {"live": report.live_tokens, "pool": report.pool_tokens, "host": report.host_tokens}
+
+
+def _nearest(report: CacheReport) -> int:
+    """Leading prompt tokens that a cached prompt shares, up to inside the block that missed."""
+    return report.num_cached_tokens if report.diverged_at_token is None else report.diverged_at_token
 
 
 def _event(life: Life, event: LifeEvent) -> dict[str, Any]:

@@ -49,11 +49,11 @@ class WaitBook:
 
     def __init__(self) -> None:
         self._clocks = QueueClocks()
-        self._unseen: list[Life] = []
+        self._unseen: dict[Life, None] = {}
 
     def begin(self, life: Life) -> None:
         """It waits for a plan to look at it."""
-        self._unseen.append(life)
+        self._unseen[life] = None
 
     def pass_over(self, life: Life, now_s: float) -> None:
         """A plan found no room for it and went on to others: from now on it waits for blocks."""
@@ -61,9 +61,11 @@ class WaitBook:
         life.wait = Wait(now_s, "blocks")
 
     def end(self, life: Life, now_s: float) -> None:
-        """It waits no more."""
-        self._count(life, now_s)
-        life.wait = None
+        """It waits no more; nothing changes for one that did not wait."""
+        self._unseen.pop(life, None)
+        if life.wait is not None:
+            self._count(life, now_s)
+            life.wait = None
 
     def plan(self, now_s: float, key: ClockKey | None) -> None:
         """A plan looked at the queue, which from now on stands still for `key`; who is left waits for that."""

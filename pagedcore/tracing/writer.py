@@ -16,6 +16,10 @@ MAX_UNWRITTEN = 8192
 
 CLOSE_TIMEOUT_S = 10.0
 
+GATHER_S = 0.05
+"""After the first one the thread waits so long for others: woken by each request, it would take the interpreter from the engine thread
+in every step."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,6 +43,7 @@ class Writer:
         self._takers = takers
         self._lives: queue.SimpleQueue[Life | None] = queue.SimpleQueue()
         self._has_failed = False
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pagedcore-request-log", daemon=True)
         self.num_dropped = 0
         self._thread.start()
@@ -55,6 +60,7 @@ class Writer:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write what waits, then close the takers; gives up after `timeout_s`. Called once."""
         self._lives.put(None)
+        self._is_closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             logger.error("The request log or the collector of the spans did not take everything within %g s.", timeout_s)
@@ -82,8 +88,9 @@ class Writer:
             self._has_failed = True
 
     def _next(self) -> list[Life | None]:
-        """All that waits, at least one; None stands last, if at all."""
+        """All that has come a moment after the first, at least one; None stands last, if at all."""
         lives = [self._lives.get()]
+        self._is_closing.wait(GATHER_S)
         while lives[-1] is not None and not self._lives.empty():
             lives.append(self._lives.get())
         return lives

@@ -1,4 +1,4 @@
-"""The parts of the LitServe adapter, each alone: routing, the worker's bridge, placement, the metrics folder."""
+"""The parts of the LitServe adapter, each alone: the worker's bridge, placement, building, the metrics folder."""
 
 from __future__ import annotations
 
@@ -16,132 +16,21 @@ import pytest
 from pagedcore import ConfigError, EngineClosedError, EngineConfig, SamplingParams
 from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, RequestUpdate
 from pagedcore_adapters import _litserve_placement as placement
+from pagedcore_adapters import _litserve_plain_api, litserve_api
 from pagedcore_adapters import _prometheus_dir as prometheus_dir
-from pagedcore_adapters import litserve_api
 from pagedcore_adapters._litserve_address import check_address
-from pagedcore_adapters._litserve_client import WorkerClient, WorkerPool
-from pagedcore_adapters._litserve_worker import WorkerBridge, WorkerFacts
+from pagedcore_adapters._litserve_messages import Drain, Sender, Traffic, WorkerFacts, WorkerLost, WorkerReady
+from pagedcore_adapters._litserve_worker import WorkerBridge
 from support.fake_engine import ANSWER, FakeLoop, make_byte_tokenizer
 from support.served import wait_until
 
 
-class Control:
-    """A worker's queue that keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[int, Any]] = []
-        self.is_broken = False
-
-    def put(self, item: tuple[int, Any]) -> None:
-        if self.is_broken:
-            raise BrokenPipeError
-        self.items.append(item)
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        raise AssertionError("an API server never reads a control queue")
-
-    @property
-    def sent(self) -> list[str]:
-        return [message.request_id for _, message in self.items]
-
-
-def add(request_id: str, group_id: str | None = None) -> AddRequest:
-    return AddRequest(
-        request_id=request_id, group_id=group_id or request_id, prompt_token_ids=[1], params=SamplingParams(max_tokens=5), arrival_s=0.0
-    )
+def add(request_id: str) -> AddRequest:
+    return AddRequest(request_id=request_id, group_id=request_id, prompt_token_ids=[1], params=SamplingParams(max_tokens=5), arrival_s=0.0)
 
 
 def last_update(request_id: str) -> RequestUpdate:
     return RequestUpdate(request_id=request_id, new_token_ids=[], finish_reason="stop", status="completed")
-
-
-def make_pool(*, warm: tuple[int, ...] = (0, 1), num_workers: int = 2) -> tuple[WorkerPool, list[Control], dict[int, Any]]:
-    controls = [Control() for _ in range(num_workers)]
-    facts: dict[int, Any] = dict.fromkeys(warm)
-    return WorkerPool(3, controls, facts), controls, facts
-
-
-# ---- routing
-
-
-def test_a_request_goes_to_the_worker_with_the_fewest_open_ones() -> None:
-    pool, controls, _ = make_pool()
-    for name in "abc":
-        pool.send(add(name))
-    pool.note([last_update("b")])
-    pool.send(add("d"))
-    pool.send(add("e"))
-    assert [control.sent for control in controls] == [["a", "c"], ["b", "d", "e"]]
-    assert controls[0].items[0][0] == 3
-
-
-def test_choices_of_one_request_stay_together_and_what_follows_goes_where_they_went() -> None:
-    pool, controls, _ = make_pool()
-    pool.send(add("a"))
-    for name in ("b", "b#1", "b#2"):
-        pool.send(add(name, "b"))
-    pool.send(FinishRequest("b#1", 2, "x"))
-    pool.send(AbortRequest("b"))
-    assert controls[0].sent == ["a"]
-    assert controls[1].sent == ["b", "b#1", "b#2", "b#1", "b"]
-
-
-def test_an_abort_of_an_ended_request_goes_nowhere() -> None:
-    pool, controls, _ = make_pool()
-    pool.send(add("a"))
-    pool.note([last_update("a")])
-    pool.send(AbortRequest("a"))
-    assert controls[0].sent == ["a"]
-
-
-def test_an_update_that_does_not_end_a_request_keeps_its_worker() -> None:
-    pool, controls, _ = make_pool()
-    pool.send(add("a"))
-    pool.note([RequestUpdate(request_id="a", new_token_ids=[1])])
-    pool.send(AbortRequest("a"))
-    assert controls[0].sent == ["a", "a"]
-
-
-def test_a_worker_that_is_not_warm_gets_nothing_until_it_is() -> None:
-    pool, controls, facts = make_pool(warm=(1,))
-    pool.send(add("a"))
-    pool.send(add("b"))
-    facts[0] = None
-    pool.send(add("c"))
-    assert [control.sent for control in controls] == [["c"], ["a", "b"]]
-
-
-def test_the_requests_of_a_lost_worker_fail_and_no_other_and_it_gets_no_more() -> None:
-    pool, controls, _ = make_pool()
-    for name in "abc":
-        pool.send(add(name))
-    updates = pool.lose(0)
-    assert [(update.request_id, update.status, type(update.error)) for update in updates] == [
-        ("a", "error", EngineClosedError),
-        ("c", "error", EngineClosedError),
-    ]
-    pool.note(updates)
-    pool.send(add("d"))
-    assert controls[1].sent == ["b", "d"]
-    pool.lose(1)
-    with pytest.raises(EngineClosedError, match="No worker"):
-        pool.send(add("e"))
-
-
-def test_a_broken_queue_is_a_closed_engine() -> None:
-    pool, controls, _ = make_pool(num_workers=1, warm=(0,))
-    controls[0].is_broken = True
-    with pytest.raises(EngineClosedError, match="shutting down"):
-        pool.send(add("a"))
-
-
-@pytest.mark.asyncio
-async def test_a_client_that_is_not_started_is_neither_ready_nor_usable() -> None:
-    client = WorkerClient()
-    assert not await client.is_ready()
-    assert not await client.is_alive()
-    with pytest.raises(EngineClosedError, match="not started"):
-        _ = client.info
 
 
 # ---- the worker's bridge
@@ -165,8 +54,8 @@ class Inbox:
         raise queue.Empty
 
 
-def make_bridge(loop: FakeLoop, inbox: Inbox, send: Callable[..., object], inspect: Callable[..., Any] = lambda *_: [{}]) -> WorkerBridge:
-    return WorkerBridge(loop, inbox, send, inspect)  # type: ignore[arg-type]
+def make_bridge(loop: FakeLoop, inbox: Inbox, send: Callable[..., object], incarnation: int = 0) -> WorkerBridge:
+    return WorkerBridge(loop, inbox, send, lambda *_: [{}], incarnation)  # type: ignore[arg-type]
 
 
 def started(loop: FakeLoop) -> FakeLoop:
@@ -177,7 +66,7 @@ def started(loop: FakeLoop) -> FakeLoop:
 def test_updates_go_back_to_the_api_server_that_asked_one_message_a_step_at_most(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     loop._is_gathering, loop.gather = True, 3
-    inbox = Inbox((0, add("a")), (0, add("b")), (1, add("c")))
+    inbox = Inbox((Sender(0), add("a")), (Sender(0), add("b")), (Sender(1), add("c")))
     sent: list[tuple[int, list[RequestUpdate]]] = []
     bridge = make_bridge(loop, inbox, lambda queue_id, updates: sent.append((queue_id, list(updates))))
     inbox.may_end = lambda: sum(update.finish_reason is not None for _, updates in sent for update in updates) == 3
@@ -207,7 +96,7 @@ def test_a_worker_whose_engine_has_ended_ends_too_and_says_why(tmp_path: Path) -
 def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     sent: list[RequestUpdate] = []
-    bridge = make_bridge(loop, Inbox((0, add("a")), (0, AbortRequest("a"))), lambda _, updates: sent.extend(updates))
+    bridge = make_bridge(loop, Inbox((Sender(0), add("a")), (Sender(0), AbortRequest("a"))), lambda _, updates: sent.extend(updates))
     bridge._sender.start()
     loop.close()
     bridge._take()
@@ -218,7 +107,7 @@ def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Pat
 
 def test_a_worker_told_to_stop_ends_only_after_its_open_requests_and_sends_all_of_them(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
-    inbox = Inbox((0, add("a")), (0, AbortRequest("gone")), (1, add("b")))
+    inbox = Inbox((Sender(0), add("a")), (Sender(0), AbortRequest("gone")), (Sender(1), add("b")))
     inbox.may_end = lambda: False
     sent: list[RequestUpdate] = []
     bridge = make_bridge(loop, inbox, lambda _, updates: sent.extend(updates))
@@ -233,11 +122,22 @@ def test_a_worker_told_to_stop_ends_only_after_its_open_requests_and_sends_all_o
 
 def test_a_worker_told_to_stop_while_idle_ends_at_once(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
-    inbox = Inbox((0, add("never taken")))
+    inbox = Inbox((Sender(0), add("never taken")))
     bridge = make_bridge(loop, inbox, lambda *_: None)
     bridge.stop_when_idle()
     bridge.serve()
     assert len(inbox.messages) == 1
+
+
+def test_what_was_meant_for_an_earlier_life_of_the_worker_is_dropped(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    inbox = Inbox((Sender(0, 1), add("for the dead")), (Sender(0, 2), add("mine")), (Sender(0, 1), AbortRequest("mine")))
+    sent: list[RequestUpdate] = []
+    bridge = make_bridge(loop, inbox, lambda _, updates: sent.extend(updates), incarnation=2)
+    inbox.may_end = lambda: bool(sent) and sent[-1].finish_reason is not None
+    bridge.serve()
+    assert [request.request_id for request in loop.requests] == ["mine"]
+    assert (sent[-1].request_id, sent[-1].finish_reason) == ("mine", "length")
 
 
 def test_steps_that_pile_up_travel_together(tmp_path: Path) -> None:
@@ -254,7 +154,8 @@ def test_what_crosses_the_border_survives_pickling() -> None:
     facts = WorkerFacts(plan=None, info=None)  # type: ignore[arg-type]
     error = EngineClosedError("gone", retry_after_s=7.0)
     update = RequestUpdate(request_id="a", new_token_ids=[1], error=error)
-    for value in (facts, add("a"), AbortRequest("a"), FinishRequest("a", 1, "x")):
+    news = (WorkerReady(1, 2), WorkerLost(1, "exit code -9"), Traffic(0, [(1, [])], [1, 0]), Drain(1.0))
+    for value in (facts, Sender(3, 4), add("a"), AbortRequest("a"), FinishRequest("a", 1, "x"), *news):
         assert pickle.loads(pickle.dumps(value)) == value
     copy = pickle.loads(pickle.dumps(update))
     assert (str(copy.error), copy.error.retry_after_s, copy.new_token_ids) == ("gone", 7.0, [1])
@@ -303,7 +204,7 @@ def test_contradicting_placements_are_refused(
 
 @pytest.fixture
 def no_metrics_dir(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(litserve_api, "ensure_multiprocess_dir", lambda: "")
+    monkeypatch.setattr(_litserve_plain_api, "ensure_multiprocess_dir", lambda: "")
 
 
 @pytest.mark.usefixtures("no_metrics_dir")

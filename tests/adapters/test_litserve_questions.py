@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pagedcore.errors import EngineClosedError, InvalidRequestError, NoAnswerError
-from pagedcore_adapters._litserve_client import WorkerClient, WorkerLost
+from pagedcore_adapters._litserve_client import WorkerClient
+from pagedcore_adapters._litserve_messages import WorkerLost
 from pagedcore_adapters._litserve_questions import Answer, Answerer, Asker, Question
 from support.served import wait_until
 
@@ -112,26 +114,27 @@ async def test_the_client_asks_the_living_workers_and_sorts_replies(monkeypatch:
             self.items.append(item)
 
     class Facts:
-        plan = info = None
+        plan = SimpleNamespace(block_size=16, num_blocks=16)
+        info, incarnation = None, 0
 
     monkeypatch.setattr("pagedcore_adapters._litserve_client.load_text", lambda _: None)
     monkeypatch.setattr("pagedcore_adapters._litserve_client.Front", lambda *_: type("F", (), {"deliver": lambda *_: None})())
     client, controls = WorkerClient(), [Control(), Control(), Control()]
     client.start(4, controls, {0: Facts(), 1: Facts()})  # type: ignore[arg-type, dict-item]  # worker 2 still loads
-    client.receive(WorkerLost(0))
+    client.receive(WorkerLost(0, "exit code 1"))
     task = asyncio.create_task(client.inspect("stats", limit=1))
     await settle()
-    queue_id, question = controls[1].items[0]
-    assert (queue_id, question.name, question.arguments) == (4, "stats", {"limit": 1})
+    sender, question = controls[1].items[0]
+    assert (sender.queue_id, question.name, question.arguments) == (4, "stats", {"limit": 1})
     client.receive(Answer(question.number, {"engine": "1"}))
     assert await task == [{"engine": "1"}]
     assert controls[0].items == controls[2].items == []
     task = asyncio.create_task(client.inspect("stats"))
     await settle()
-    client.receive(WorkerLost(1))
+    client.receive(WorkerLost(1, "exit code 1"))
     with pytest.raises(EngineClosedError, match="Worker process 1 has ended"):
         await task
-    with pytest.raises(EngineClosedError, match="No worker process is left"):
+    with pytest.raises(EngineClosedError, match="No worker process can"):
         await client.inspect("stats")
 
 

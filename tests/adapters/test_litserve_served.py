@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from support.fake_engine import ANSWER
-from support.repository import ROOT
+from support.fake_litserve import SCRIPT, ask, is_ready, serve_fake, stream_lines, worker_pids
 from support.served import Served, free_port, serve, wait_until
 
 pytestmark = pytest.mark.serve
-
-
-def serve_fake(tmp_path: Path, *, workers: int = 1, api_servers: int = 1, kind: str = "good") -> AbstractContextManager[Served]:
-    port = free_port()
-    script = str(ROOT / "tests" / "support" / "fake_litserve_app.py")
-    return serve([script, str(port), str(workers), str(api_servers), kind], tmp_path / "server.log", port=port)
-
-
-def body(*, max_tokens: int, stream: bool = False) -> dict[str, object]:
-    return {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens, "stream": stream}
-
-
-def ask(served: Served, max_tokens: int) -> httpx.Response:
-    return httpx.post(served.url + "/v1/chat/completions", json=body(max_tokens=max_tokens), timeout=60)
-
-
-def stream_lines(served: Served, max_tokens: int) -> Iterator[str]:
-    with httpx.stream("POST", served.url + "/v1/chat/completions", json=body(max_tokens=max_tokens, stream=True), timeout=60) as reply:
-        yield from reply.iter_lines()
-
-
-def is_ready(served: Served) -> bool:
-    try:
-        return served.get("/ready").status_code == 200
-    except httpx.TransportError:
-        return False  # stopped already
-
-
-def worker_pids(served: Served) -> list[int]:
-    return [pid for pid, command in served.pids().items() if "spawn_main" in command]
 
 
 def http_pid(served: Served) -> int:
@@ -66,24 +33,6 @@ def test_two_workers_and_two_api_servers_answer_sixteen_at_once_and_sigterm_leav
         assert served.get("/litserve/health").status_code == 200
         assert served.terminate() == 0
         wait_until(lambda: not served.pids(), 5, "no process left")
-
-
-def test_a_dead_worker_fails_its_requests_turns_ready_off_and_ends_the_server(tmp_path: Path) -> None:
-    with serve_fake(tmp_path, api_servers=2) as served, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(ask, served, 10**9)
-        lines = stream_lines(served, 10**9)
-        next(lines)
-        os.kill(worker_pids(served)[0], signal.SIGKILL)
-        rest = list(lines)
-        error = next(line for line in rest if "error" in line and line.startswith("data:"))
-        assert "Worker process 0 has ended" in error
-        assert "data: [DONE]" not in rest
-        assert waiting.result(30).status_code == 503
-        assert waiting.result().json()["error"]["code"] == "engine_closed"
-        assert not is_ready(served)
-        assert served.process.wait(30) == 1
-        wait_until(lambda: not served.pids(), 5, "no process left")
-        assert "EngineError: Worker process 0 has ended by itself" in served.tail()
 
 
 def test_sigterm_lets_an_open_answer_end(tmp_path: Path) -> None:
@@ -143,8 +92,7 @@ def test_a_killed_main_process_leaves_nothing(tmp_path: Path) -> None:
 def test_a_port_in_use_is_an_error_before_anything_is_loaded(tmp_path: Path) -> None:
     with serve_fake(tmp_path) as served:
         port = served.url.rpartition(":")[2]
-        script = str(ROOT / "tests" / "support" / "fake_litserve_app.py")
-        with serve([script, port, "1", "1", "slow"], tmp_path / "second.log", port=int(port), ready_path=None) as second:
+        with serve([SCRIPT, port, "1", "1", "slow"], tmp_path / "second.log", port=int(port), ready_path=None) as second:
             assert second.process.wait(40) == 1
         assert f"ConfigError: port {port} of 127.0.0.1 cannot be used: Address already in use" in second.tail()
         assert "loading" not in second.tail()
@@ -152,8 +100,7 @@ def test_a_port_in_use_is_an_error_before_anything_is_loaded(tmp_path: Path) -> 
 
 def test_a_worker_that_is_killed_while_it_loads_ends_the_server(tmp_path: Path) -> None:
     port = free_port()
-    script = str(ROOT / "tests" / "support" / "fake_litserve_app.py")
-    with serve([script, str(port), "1", "1", "slow"], tmp_path / "server.log", port=port, ready_path=None) as served:
+    with serve([SCRIPT, str(port), "1", "1", "slow"], tmp_path / "server.log", port=port, ready_path=None) as served:
         wait_until(lambda: "loading" in served.tail(), 30, "a worker that loads")
         os.kill(worker_pids(served)[0], signal.SIGKILL)
         assert served.process.wait(30) == 1
@@ -171,8 +118,7 @@ def test_an_engine_that_cannot_start_ends_the_server_with_its_reason(tmp_path: P
 
 def test_sigterm_while_a_worker_still_loads_leaves_nothing(tmp_path: Path) -> None:
     port = free_port()
-    script = str(ROOT / "tests" / "support" / "fake_litserve_app.py")
-    with serve([script, str(port), "1", "1", "slow"], tmp_path / "server.log", port=port, ready_path=None) as served:
+    with serve([SCRIPT, str(port), "1", "1", "slow"], tmp_path / "server.log", port=port, ready_path=None) as served:
         wait_until(lambda: "loading" in served.tail(), 30, "a worker that loads")
         assert served.terminate() == 0
         wait_until(lambda: not served.pids(), 5, "no process left")

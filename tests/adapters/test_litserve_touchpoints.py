@@ -24,16 +24,18 @@ from litserve.specs.base import LitSpec
 from litserve.transport.process_transport import MPQueueTransport
 from litserve.utils import WorkerSetupStatus
 
-from pagedcore import ConfigError, EngineConfig, EngineError
+from pagedcore import EngineConfig, EngineError
 from pagedcore.openai import ServerSettings
 from pagedcore_adapters import _litserve_hooks as hooks
 from pagedcore_adapters._litserve_placement import Placement
-from pagedcore_adapters.litserve_api import PagedCoreAPI, PagedServer
-from support.served import free_port
+from pagedcore_adapters._litserve_server import PagedServer, ServerOptions
+from pagedcore_adapters._litserve_supervisor import Supervisor
+from pagedcore_adapters._litserve_worker_api import WorkerAPI
 
 
 def make_server(*, workers: int = 1) -> PagedServer:
-    return PagedServer(PagedCoreAPI(EngineConfig()), ServerSettings(), Placement("cpu", 1), workers_per_device=workers, num_api_servers=2)
+    options = ServerOptions(workers_per_device=workers, num_api_servers=2)
+    return PagedServer(WorkerAPI(EngineConfig()), ServerSettings(), Placement("cpu", 1), options)
 
 
 def parameters(function: Any) -> list[str]:
@@ -74,35 +76,48 @@ def test_monitoring_starts_after_the_api_servers_with_the_worker_processes_known
     )
 
 
-def test_a_dead_worker_process_is_told_at_once() -> None:
+def test_litserves_own_monitoring_which_ends_all_with_a_worker_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LitServer, "_start_worker_monitoring", lambda *_: pytest.fail("LitServe's own monitoring was started"))
+    ran = threading.Event()
+    monkeypatch.setattr(Supervisor, "run", lambda _: ran.set())
     lit_server = make_server()
-    process = multiprocessing.get_context("spawn").Process(target=int)
-    process.start()
-    lit_server.inference_workers = [process]
-    told: list[int] = []
-    lit_server.on_worker_death = told.append  # type: ignore[method-assign]
-    lit_server._watch({})
-    process.join()
-    assert told == [0]
+    lit_server.inference_workers = []
+    lit_server._start_worker_monitoring(None, {0: threading.current_thread()})  # type: ignore[arg-type]
+    assert ran.wait(10)
+    assert isinstance(lit_server._supervisor, Supervisor)
 
 
-def test_a_worker_that_fails_while_another_serves_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_started_again_by_the_public_method_in_its_next_life_with_ctrl_c_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters(LitServer.launch_single_inference_worker) == ["self", "lit_api", "worker_id"]
     lit_server = make_server(workers=2)
-    lit_server._queue_ids = range(0)
-    lit_server.lit_api.failures = {1: ConfigError("there is no memory left.")}
-    monkeypatch.setattr(LitServer, "run", lambda self, **_: (self.on_worker_death(1), self.on_worker_death(0)))
-    with pytest.raises(EngineError, match=r"^Worker process 1 could not start: there is no memory left\. So the server stopped"):
-        lit_server.run(host="127.0.0.1", port=free_port())
+    lit_server.lit_api.incarnations = [0, 3]
+    calls: list[tuple[int, bool, list[int]]] = []
+
+    def launch(self: LitServer, lit_api: WorkerAPI, worker_id: int) -> Any:
+        calls.append((worker_id, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()), list(lit_api.incarnations)))
+        return "process"
+
+    monkeypatch.setattr(LitServer, "launch_single_inference_worker", launch)
+    assert lit_server.restart_worker(1) == "process"  # type: ignore[comparison-overlap]
+    assert calls == [(1, True, [0, 4])]
+
+
+def test_before_the_end_open_answers_end_on_a_thread_and_nothing_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parameters(LitServer._perform_graceful_shutdown) == ["self", "manager", "uvicorn_workers", "shutdown_reason"]
+    assert "self._perform_graceful_shutdown(manager, uvicorn_workers, shutdown_reason)" in inspect.getsource(LitServer.run)
+    lit_server, happened = make_server(), list[object]()
+    lit_server._supervisor = Supervisor([], {}, lit_server)
+    lit_server.on_ending = lambda servers: happened.append((servers, threading.current_thread().name))  # type: ignore[method-assign]
+    monkeypatch.setattr(LitServer, "_perform_graceful_shutdown", lambda *arguments: happened.append(arguments[1:]))
+    lit_server._perform_graceful_shutdown("manager", {0: "a thread on Windows"}, "normal")  # type: ignore[arg-type]
+    assert happened == [({}, "pagedcore-ending"), ("manager", {0: "a thread on Windows"}, "normal")]
+    lit_server._supervisor.run()  # returns at once: it is stopped
 
 
 def test_a_dead_api_server_process_ends_the_run() -> None:
     lit_server = make_server()
-    process = multiprocessing.get_context("spawn").Process(target=int)
-    process.start()
-    lit_server.inference_workers = []
     lit_server._shutdown_event = threading.Event()
-    lit_server._watch({1: process, 2: threading.current_thread()})
-    process.join()
+    lit_server.on_api_server_death(1)
     assert lit_server._shutdown_event.is_set()
     assert lit_server._ended_by_itself == ["HTTP process 1 has ended by itself."]
     assert "self._shutdown_event.wait()" in inspect.getsource(LitServer.run)

@@ -15,7 +15,7 @@ import pytest
 from pagedcore.messages import RequestUpdate
 from pagedcore.openai import ServerSettings, build_app
 from pagedcore_adapters import _litserve_client, bentoml_service
-from pagedcore_adapters._litserve_worker import WorkerFacts
+from pagedcore_adapters._litserve_messages import WorkerFacts
 from pagedcore_adapters.langchain_chat import ChatPagedCore
 from support.fake_engine import make_byte_tokenizer, make_fake_engine
 from support.traced import PARENT_ID, TRACE_ID, TRACEPARENT
@@ -38,7 +38,6 @@ async def test_bentoml_hands_on_a_valid_header(
     monkeypatch.setattr(bentoml_service, "shared_engine", lambda config: engine)
     service = bentoml_service.build_service({}, ServerSettings())
     instance = service.inner()
-    await instance.warm_up()
     monkeypatch.setattr(bentoml, "get_current_service", lambda: instance)
     assert await post(service.mount_apps[0][0], header) == 200
     assert [request.traceparent for request in loop.requests] == [taken]
@@ -66,7 +65,7 @@ async def test_litserve_hands_it_on_to_the_worker(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_litserve_client, "load_text", lambda plan: text)
     _, loop = make_fake_engine(tmp_path)
     client, control = _litserve_client.WorkerClient(), Control()
-    plan: Any = SimpleNamespace()
+    plan: Any = SimpleNamespace(block_size=16, num_blocks=16)
     client.start(0, [control], {0: WorkerFacts(plan=plan, info=loop.info)})
     reply = asyncio.ensure_future(post(build_app(client, ServerSettings(adapter="litserve")), TRACEPARENT))
     await control.has_item.wait()

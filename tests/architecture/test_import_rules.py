@@ -44,12 +44,19 @@ def test_import_linter_keeps_every_contract() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_core_imports_the_standard_library_and_four_plain_modules_only() -> None:
-    allowed = {"pagedcore.core", "pagedcore.errors", "pagedcore.sampling_params", "pagedcore.outputs", "pagedcore.messages"}
+def test_core_imports_the_standard_library_the_host_tier_and_four_plain_modules_only() -> None:
+    modules = ("core", "host_tier", "errors", "sampling_params", "outputs", "messages")
+    allowed = {f"pagedcore.{name}" for name in modules}
     for path in python_files(ROOT / "pagedcore" / "core"):
         for module in imported_modules(path):
             is_allowed = module.split(".")[0] in sys.stdlib_module_names or any(module == a or module.startswith(a + ".") for a in allowed)
             assert is_allowed, f"{path.name} imports {module}"
+
+
+def test_the_host_tier_imports_the_standard_library_only() -> None:
+    for path in python_files(ROOT / "pagedcore" / "host_tier"):
+        seen = {module for module in imported_modules(path) if not module.startswith("pagedcore.host_tier.")}
+        assert {module.split(".")[0] for module in seen} <= sys.stdlib_module_names, f"{path.name} imports {sorted(seen)}"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def run(*arguments: str) -> int:
 def test_sentences_come_first_then_the_curve_and_the_costliest_prefixes(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("advise", trace, "--num-blocks", "12") == 0
     out = capsys.readouterr().out
-    assert out.startswith("A pool twice as large (24 blocks) would raise the hit rate from 0 % to 89 %.\n")
+    assert out.startswith("A pool twice as large (num_kv_blocks=24) would raise the hit rate from 0 % to 89 %.\n")
     [row] = [line for line in out.splitlines() if line.split()[1:2] == ["16"]]
     assert row.count("89 %") == 3
     assert "prefixes that cost most recomputation" in out

@@ -18,7 +18,16 @@ from pagedcore.commands.bench.lengths import Lengths
 from pagedcore.commands.bench.local_server import engine_arguments
 from pagedcore.commands.bench.online_load import Answered, Call, OnlineRound, Share, deal, make_calls, run_online, run_share
 from pagedcore.commands.bench.online_stream import ChunkedBody, Endpoint, EventLines, Stream, stream_completion
-from pagedcore.commands.bench.serve import ServeWork, end_to_end_s, first_token_s, inter_token_s, measure_serve, num_tokens, tokens_per_s
+from pagedcore.commands.bench.serve import (
+    ServeWork,
+    end_to_end_s,
+    first_token_s,
+    inter_token_s,
+    measure_serve,
+    num_tokens,
+    settled_inter_token_s,
+    tokens_per_s,
+)
 from pagedcore.commands.bench.serve_run import first_model
 from pagedcore.commands.bench.spread import Spread
 from pagedcore.commands.bench.workloads import BenchRequest, Load
@@ -111,6 +120,12 @@ def test_inter_token_times_are_gaps_over_the_tokens_that_came() -> None:
     assert inter_token_s(ROUND) == [(0.5, 2.0), (1.5, 2.0), (1.0, 3.0), (2.0, 1.0)]
 
 
+def test_settled_are_the_inter_token_times_that_began_after_the_last_first_token() -> None:
+    # the second stream has its first token at 15.0
+    assert settled_inter_token_s(ROUND) == [(1.0, 3.0), (2.0, 1.0)]
+    assert settled_inter_token_s(OnlineRound(answered=[answered(0.0, [(1.0, 1)], 1)], client_cpu_fraction=0.0)) == []
+
+
 def test_a_gap_that_brought_nothing_counts_for_nothing() -> None:
     same = OnlineRound(answered=[answered(0.0, [(1.0, 1), (2.0, 1), (4.0, 2)], 2)], client_cpu_fraction=0.0)
     assert inter_token_s(same) == [(2.0, 1.0)]
@@ -167,6 +182,7 @@ def test_no_two_rounds_and_no_warm_up_have_a_prompt_in_common() -> None:
     assert points[0]["output_tokens_per_s"] == Spread(1.1, (1.1, 1.1))
     assert points[0]["first_token_p99_ms"] == Spread(4000.0, (4000.0, 4000.0))
     assert points[0]["inter_token_p50_ms"] == Spread(1000.0, (1000.0, 1000.0))
+    assert points[0]["settled_inter_token_p99_ms"] == Spread(2000.0, (2000.0, 2000.0))
     assert points[0]["end_to_end_p50_s"] == Spread(6.0, (6.0, 6.0))
     assert points[0]["client_late_p99_ms"] == Spread(500.0, (500.0, 500.0))
 

@@ -15,6 +15,7 @@ import pytest
 
 from pagedcore import cli
 from pagedcore.config import EngineConfig
+from pagedcore.console.indicators import Targets
 from pagedcore.errors import ConfigError, PoolTooSmallError, StepFailedError
 from pagedcore.sampling_params import SamplingParams
 from support.scripted_engine import ScriptedEngine
@@ -194,6 +195,35 @@ def test_the_api_key_may_come_from_the_environment(server: FakeServer, monkeypat
     assert run("serve") == 0
     assert server.built is not None
     assert server.built[1]["settings"].api_keys == ("from-env",)
+
+
+def test_tenants_have_keys_of_their_own_and_fields_may_be_ignored(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("serve", "--tenant-key", "blue=b1", "--tenant-key", "red=r=1", "--ignore-field", "store") == 0
+    assert server.built is not None
+    settings = server.built[1]["settings"]
+    assert (settings.tenants, settings.ignored_fields) == ({"b1": "blue", "r=1": "red"}, ("store",))
+    monkeypatch.setenv("PAGEDCORE_TENANT_KEYS", "blue=b1 red=r1")
+    assert run("serve") == 0
+    assert server.built[1]["settings"].tenants == {"b1": "blue", "r1": "red"}
+    assert run("serve", "--tenant-key", "blue") == 2
+
+
+@pytest.mark.needs_torch
+def test_fronts_of_our_own_get_the_same_keys_and_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr("pagedcore.commands.serving.serve_by_fronts", lambda config, path, count, plan, *rest: plans.append(plan))
+    keys = ("--api-key", "open", "--tenant-key", "blue=b1", "--ignore-field", "store", "--target", "blocked=3")
+    assert run("serve", "--fronts", "2", *keys) == 0
+    assert (plans[0].api_keys, plans[0].tenants, plans[0].ignored_fields) == (("open",), {"b1": "blue"}, ("store",))
+    assert plans[0].targets == Targets(blocked=3)
+
+
+def test_the_targets_of_the_live_page_may_be_set(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--target", "hit_rate=0.6", "--target", "blocked=3") == 0
+    assert server.built is not None
+    assert server.built[1]["settings"].targets == Targets(hit_rate=0.6, blocked=3)
+    assert run("serve", "--target", "speed=9") == 2
+    assert "The names are: device_busy" in capsys.readouterr().err
 
 
 def test_the_form_of_tool_calls_may_be_forced(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

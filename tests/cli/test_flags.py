@@ -69,7 +69,7 @@ def test_flags_become_the_fields_they_name(arguments: list[str], expected: Engin
         (["--block-size", "7"], "block_size is 7"),
         (["--overlap", "perhaps"], "overlap is 'perhaps'"),
         (["--max-model-len", "long"], "max_model_len is 'long'"),
-        (["--swap-space", "4"], "swap_space=4.0"),
+        (["--swap-space", "-4"], "swap_space is -4.0 GiB"),
     ],
 )
 def test_a_bad_value_is_the_configs_own_error(arguments: list[str], message: str) -> None:

@@ -75,6 +75,19 @@ def test_each_target_is_a_flag(facts: dict[str, Any], flag: str, value: str) -> 
         assert run(url, flag, value) == 0
 
 
+def test_what_stands_out_is_printed_and_is_in_the_json_and_its_target_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    stats = make_stats()
+    stats["last_minute"] |= {"token_gap_max_s": 2.0, "token_gap_max_step_tokens": 900, "token_gap_max_step_prefill_tokens": 899}
+    with server(stats) as url:
+        assert run(url) == 0
+        assert "while one step computed 899 prompt tokens. Lower max_num_batched_tokens" in capsys.readouterr().out
+        assert run(url, "--json") == 0
+        (finding,) = json.loads(capsys.readouterr().out)["engines"][0]["findings"]
+        assert finding.startswith("Answers stood still for up to 2.0 s")
+        assert run(url, "--token-gap", "2.1") == 0
+        assert "stood still" not in capsys.readouterr().out
+
+
 def test_the_share_that_may_run_is_a_flag() -> None:
     with server(make_stats(num_waiting=1)) as url:
         assert run(url, "--blocked", "1") == 0

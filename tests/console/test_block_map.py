@@ -12,7 +12,7 @@ def publish(pool: BlockPool, block_id: int, name: str, now_s: float) -> None:
 
 
 def test_each_block_shows_its_state_and_how_long_ago_it_was_used() -> None:
-    pool = BlockPool(8, lambda _: None)
+    pool = BlockPool(8, lambda *_: None)
     pool.allocate(7, 0.0)
     for block_id, used_s in [(0, 0.0), (1, 500.0), (2, 950.0), (3, 995.0), (4, 999.5)]:
         publish(pool, block_id, str(block_id), used_s)
@@ -23,7 +23,7 @@ def test_each_block_shows_its_state_and_how_long_ago_it_was_used() -> None:
 
 
 def test_a_large_pool_shows_every_n_th_block() -> None:
-    pool = BlockPool(2 * MAX_CELLS + 1, lambda _: None)
+    pool = BlockPool(2 * MAX_CELLS + 1, lambda *_: None)
     pool.allocate(4, 0.0)
     found = block_map(pool, lambda: 0.0)
     assert found["blocks_per_cell"] == 3

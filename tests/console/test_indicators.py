@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagedcore.console.indicators import Indicator, Targets, indicators
+from pagedcore.console.indicators import Indicator, Targets, indicators, parse_targets
 from pagedcore.errors import ConfigError
 from support.console import make_stats
 
@@ -45,11 +45,32 @@ def test_the_batch_is_full_only_while_somebody_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "ideal", "verdict"), [(0.85, 0.99, "good"), (0.84, 0.99, "attention"), (0.60, 0.62, "good"), (0.60, 0.95, "attention")]
+    ("value", "ideal", "verdict"),
+    [
+        (0.85, 0.99, "good"),
+        (0.84, 0.99, "attention"),
+        (0.60, 0.62, "good"),
+        (0.60, 0.95, "attention"),
+        (0.30, 0.30, "good"),
+        (0.29, 0.29, "attention"),
+    ],
 )
 def test_the_hit_rate_is_read_beside_the_ideal(value: float, ideal: float, verdict: str) -> None:
     found = judge("cache hit rate", hit_rate=value, ideal=ideal)
     assert (found.verdict, f"{ideal * 100:.0f} %" in found.note) == (verdict, True)
+
+
+def test_a_low_rate_is_the_layouts_fault_where_no_cache_would_do_better() -> None:
+    assert "put what all share" in judge("cache hit rate", hit_rate=0.0, ideal=0.0).next_step
+    assert "larger pool" in judge("cache hit rate", hit_rate=0.0, ideal=0.9).next_step
+    assert judge("cache hit rate", Targets(hit_rate=0.0), hit_rate=0.0, ideal=0.0).verdict == "good"
+
+
+@pytest.mark.parametrize(("num_prompts", "verdict"), [(15, "idle"), (16, "attention")])
+def test_of_a_few_prompts_it_is_not_said_that_they_share_little(num_prompts: int, verdict: str) -> None:
+    stats = make_stats(hit_rate=0.0, ideal=0.0)
+    stats["last_minute"]["num_first_tokens"] = num_prompts
+    assert {one.name: one.verdict for one in indicators(stats, Targets())}["cache hit rate"] == verdict
 
 
 @pytest.mark.parametrize(("ttft_s", "verdict"), [(0.999, "good"), (1.0, "attention"), (None, "idle")])
@@ -69,6 +90,13 @@ def test_nothing_looked_up_is_nothing_to_judge() -> None:
     assert (found.value, found.shown, found.verdict) == (None, "-", "idle")
 
 
+def test_prompts_shorter_than_a_block_are_nothing_to_judge_either() -> None:
+    stats = make_stats(hit_rate=0.0, ideal=0.0)
+    stats["last_minute"]["hit_rate"]["page"] = None
+    (found,) = [one for one in indicators(stats, Targets()) if one.name == "cache hit rate"]
+    assert (found.verdict, found.note) == ("idle", "no prompt of the last minute was longer than a block")
+
+
 def test_every_target_can_be_set() -> None:
     easy = Targets(device_busy=0.1, running_share=1.0, hit_rate=0.2, ttft_p99_s=60.0, blocked=10)
     facts = {"busy": 0.2, "hit_rate": 0.3, "ideal": 0.9, "ttft_s": 30.0, "num_waiting": 9}
@@ -77,8 +105,29 @@ def test_every_target_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"device_busy": 1.1}, {"hit_rate": -0.1}, {"running_share": float("nan")}, {"ttft_p99_s": -1}, {"blocked": -1}]
+    "wrong",
+    [{"token_gap_s": -0.1}, {"device_busy": 1.1}, {"hit_rate": -0.1}, {"running_share": float("nan")}, {"ttft_p99_s": -1}, {"blocked": -1}],
 )
 def test_a_target_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Targets(**wrong)
+
+
+def test_targets_are_read_off_texts_and_the_others_stay() -> None:
+    assert parse_targets(["hit_rate=0.6", "blocked=3", "hit_rate=0.5"]) == Targets(hit_rate=0.5, blocked=3)
+    assert parse_targets([]) == Targets()
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ("hit_rat=0.6", "The names are: device_busy, running_share, hit_rate"),
+        ("hit_rate", "hit_rate is '' and must be a number, such as 0.85"),
+        ("blocked=1.5", "blocked is '1.5' and must be a number, such as 0"),
+        ("hit_rate=85", "hit_rate is 85.0 and must be between 0 and 1"),
+    ],
+)
+def test_a_text_that_is_no_target_is_refused_with_what_it_should_be(pair: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_targets([pair])
+    assert said in str(refused.value)

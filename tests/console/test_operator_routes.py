@@ -245,12 +245,13 @@ async def test_a_reply_says_where_its_prompt_came_from_when_asked() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_stream_says_it_in_its_last_chunk_also_without_usage() -> None:
+async def test_a_stream_says_it_in_the_chunk_that_ends_it_and_counts_no_usage_unasked() -> None:
     chunks = [
         json.loads(line[6:])
         for line in (await complete({"cache_report": True, "stream": True})).text.splitlines()
         if line.startswith("data: {")
     ]
     assert chunks[-1]["cache"]["tokens"]["pool"] == 4
-    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert not any("cache" in chunk for chunk in chunks[:-1])
+    assert not any("usage" in chunk for chunk in chunks)

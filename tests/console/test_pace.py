@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedcore.console.pace import Pace, percentile
+from pagedcore.console.pace import Pace
 from pagedcore.core.events import Arrived, Event, FirstToken, StepEvents
 from pagedcore.messages import AddRequest
 from support.observed import FakeClock, make_add, make_finished
@@ -89,6 +89,13 @@ def test_nothing_of_ended_requests_is_kept() -> None:
     assert pace._unanswered == {}
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.0), (0.51, 3.0), (0.99, 4.0), (1.0, 4.0)])
-def test_a_percentile_is_the_smallest_value_that_its_share_does_not_exceed(share: float, value: float) -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], share) == value
+def test_the_longest_wait_for_a_token_is_told_with_what_its_step_computed() -> None:
+    pace, clock = make_pace()
+    for now_s, gaps_s, num_tokens, num_prefill_tokens in [(1600.1, [0.1, 0.3], 2, 0), (1600.2, [0.1], 1, 0), (1603.2, [3.0, 0.2], 40, 38)]:
+        pace.record(StepEvents(now_s=now_s, inter_token_gaps_s=gaps_s, num_tokens=num_tokens, num_prefill_tokens=num_prefill_tokens))
+    clock.now_s = 1604.0
+    minute = pace.last_minute()
+    assert (minute["token_gap_p50_s"], minute["token_gap_max_s"]) == (0.3, 3.0)
+    assert (minute["token_gap_max_step_tokens"], minute["token_gap_max_step_prefill_tokens"]) == (40, 38)
+    clock.now_s = 1664.0
+    assert pace.last_minute()["token_gap_max_s"] is None

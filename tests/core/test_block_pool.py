@@ -16,7 +16,7 @@ ROOT = b"root"
 
 def make_pool(num_blocks: int = 4) -> tuple[BlockPool, list[BlockEvicted]]:
     evicted: list[BlockEvicted] = []
-    return BlockPool(num_blocks, evicted.append), evicted
+    return BlockPool(num_blocks, lambda _, event: evicted.append(event)), evicted
 
 
 def make_content(name: str, *, parent: bytes = ROOT, tokens: tuple[int, ...] | None = None, writer: str = "w") -> BlockContent:

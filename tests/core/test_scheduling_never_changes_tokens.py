@@ -11,29 +11,32 @@ from support.scenarios import check_outcome, make_scenario, rare_paths, run_scen
 NUM_GROUPS = 8
 SEEDS_PER_GROUP = 30
 
-_paths: dict[int, Counter[str]] = {}
+_paths: dict[tuple[int, bool], Counter[str]] = {}
 
 
-def run_group(group: int) -> Counter[str]:
+def run_group(group: int, *, has_host_tier: bool) -> Counter[str]:
     """Run one group of seeds once; returns how often each rare path was taken."""
-    if group not in _paths:
+    key = (group, has_host_tier)
+    if key not in _paths:
         paths: Counter[str] = Counter()
         for seed in range(group * SEEDS_PER_GROUP, (group + 1) * SEEDS_PER_GROUP):
-            scenario = make_scenario(seed)
+            scenario = make_scenario(seed, has_host_tier=has_host_tier)
             driver = run_scenario(scenario)
             check_outcome(scenario, driver)
             paths += rare_paths(scenario, driver)
-        _paths[group] = paths
-    return _paths[group]
+        _paths[key] = paths
+    return _paths[key]
 
 
+@pytest.mark.parametrize("has_host_tier", [False, True], ids=["no host tier", "host tier"])
 @pytest.mark.parametrize("group", range(NUM_GROUPS))
-def test_every_request_gets_the_tokens_it_would_get_alone(group: int) -> None:
-    assert run_group(group)["overlap"] > 0
+def test_every_request_gets_the_tokens_it_would_get_alone(group: int, has_host_tier: bool) -> None:
+    assert run_group(group, has_host_tier=has_host_tier)["overlap"] > 0
 
 
-def test_the_runs_took_every_rare_path() -> None:
-    paths = sum((run_group(group) for group in range(NUM_GROUPS)), Counter())
+@pytest.mark.parametrize("has_host_tier", [False, True], ids=["no host tier", "host tier"])
+def test_the_runs_took_every_rare_path(has_host_tier: bool) -> None:
+    paths = sum((run_group(group, has_host_tier=has_host_tier) for group in range(NUM_GROUPS)), Counter())
     expected = {
         "preemption",
         "resume",
@@ -53,5 +56,5 @@ def test_the_runs_took_every_rare_path() -> None:
         "stop",
         "abandoned",
         "overlap",
-    }
+    } | ({"host hit", "swapped out", "swapped in", "failed copy"} if has_host_tier else set())
     assert {path for path in expected if paths[path] > 0} == expected

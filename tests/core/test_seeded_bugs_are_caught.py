@@ -16,19 +16,21 @@ from pagedcore.core.request import Request, RequestState
 from pagedcore.core.state import SchedulerState
 from pagedcore.core.step import AdmittedRow
 from pagedcore.core.step_builder import StepBuilder
+from pagedcore.host_tier.host_tier import Copies, HostTier
 from support.scenarios import check_outcome, make_scenario, run_scenario
 
 MAX_SEEDS = 300
 RARE_SEEDS = (26, 31, 44, 259)
 """Tried first: they reach interleavings that most seeds do not."""
+RARE_SEEDS_OF_THE_HOST_TIER = (55,)
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def is_caught() -> bool:
+def is_caught(*, has_host_tier: bool = False) -> bool:
     """Whether one of the random runs breaks a rule or an assertion of the core."""
-    for seed in (*RARE_SEEDS, *range(MAX_SEEDS)):
-        scenario = make_scenario(seed)
+    for seed in (*(RARE_SEEDS_OF_THE_HOST_TIER if has_host_tier else RARE_SEEDS), *range(MAX_SEEDS)):
+        scenario = make_scenario(seed, has_host_tier=has_host_tier)
         try:
             check_outcome(scenario, run_scenario(scenario))
         except (AssertionError, LookupError, RuntimeError, AttributeError, TypeError, ValueError):
@@ -226,6 +228,89 @@ def preempts_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(preemption, "_latest_victim", mutant)
 
 
+def gives_up_a_slot_that_is_read(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: HostTier) -> int | None:
+        found = [self._hashes[slot] for slot in self._num_reads if slot in self._hashes]
+        if self._free or not found:
+            return take_slot(self)
+        self._order.pop(found[0], None)
+        return self._slots.pop(found[0])
+
+    take_slot = HostTier._take_slot
+    patch.setattr(HostTier, "_take_slot", mutant)
+
+
+def ends_reads_when_they_are_planned(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: HostTier, now_s: float) -> Copies:
+        copies = take_copies(self, now_s)
+        end_reads(self, copies.back)
+        return copies
+
+    take_copies, end_reads = HostTier.take_copies, HostTier.end_reads
+    patch.setattr(HostTier, "take_copies", mutant)
+    patch.setattr(HostTier, "end_reads", lambda self, copies: None)
+    patch.setattr(HostTier, "check_invariants", lambda self, copies: None)
+
+
+def copies_out_one_step_late(patch: pytest.MonkeyPatch) -> None:
+    late: dict[HostTier, Any] = {}
+
+    def mutant(self: HostTier, now_s: float) -> Copies:
+        copies = take_copies(self, now_s)
+        out, late[self] = late.get(self, ()), copies.out
+        return Copies(out, copies.back, copies.swapped_out)
+
+    take_copies = HostTier.take_copies
+    patch.setattr(HostTier, "take_copies", mutant)
+
+
+def copies_back_from_the_slot_beside(patch: pytest.MonkeyPatch) -> None:
+    wrap(patch, HostTier, "copy_back", lambda copy_back: lambda self, ids, slots: copy_back(self, ids, [*slots[1:], *slots[:1]]))
+
+
+def loses_a_copy_out(patch: pytest.MonkeyPatch) -> None:
+    def make(put: Any) -> Any:
+        def mutant(self: HostTier, block_hash: bytes, device_block: int) -> None:
+            put(self, block_hash, device_block)
+            if len(self._out) > 1:
+                self._out.popitem()
+
+        return mutant
+
+    wrap(patch, HostTier, "put", make)
+
+
+def finds_hashes_that_were_given_up(patch: pytest.MonkeyPatch) -> None:
+    def mutant(self: HostTier) -> int | None:
+        slots = dict(self._slots)
+        slot = take_slot(self)
+        self._slots.update(slots)
+        return slot
+
+    take_slot = HostTier._take_slot
+    patch.setattr(HostTier, "_take_slot", mutant)
+    patch.setattr(HostTier, "check_invariants", lambda self, copies: None)
+
+
+def trusts_host_memory_after_a_failed_step(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostTier, "clear", lambda self: None)
+
+
+def watches_requests_that_run(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostTier, "unwatch", lambda self, request_id: None)
+
+
+MUTANTS_OF_THE_HOST_TIER: tuple[Patch, ...] = (
+    gives_up_a_slot_that_is_read,
+    ends_reads_when_they_are_planned,
+    copies_out_one_step_late,
+    copies_back_from_the_slot_beside,
+    loses_a_copy_out,
+    finds_hashes_that_were_given_up,
+    trusts_host_memory_after_a_failed_step,
+    watches_requests_that_run,
+)
+
 MUTANTS: tuple[Patch, ...] = (
     frees_blocks_in_flight,
     publishes_partial_blocks,
@@ -257,3 +342,9 @@ MUTANTS: tuple[Patch, ...] = (
 def test_the_random_runs_catch(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
     assert is_caught()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_OF_THE_HOST_TIER, ids=lambda mutant: mutant.__name__)
+def test_the_random_runs_with_a_host_tier_catch(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    assert is_caught(has_host_tier=True)

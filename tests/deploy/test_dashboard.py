@@ -17,7 +17,7 @@ GRAFANA = OBSERVABILITY / "grafana"
 PANELS = [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 GRID_WIDTH = 24
 ROWS = ["Health", "Cache", "Latency", "Memory", "Scheduler", "Tenants"]
-NOT_SHOWN: set[str] = {"pagedcore_cache_hit_rate", "pagedcore_cache_level_hit_rate"}
+NOT_SHOWN: set[str] = {"pagedcore_cache_hit_rate", "pagedcore_cache_level_hit_rate", "pagedcore_cache_ideal_hit_rate"}
 """Rates since start or of the last minute: the panels have them from their counters, over the time that is looked at."""
 
 of_each_panel = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])

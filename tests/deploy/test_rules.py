@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pagedcore import cli
 from pagedcore.config import EngineConfig
 from pagedcore.console.indicators import Targets
 from pagedcore.observe.catalogue import FAMILIES
@@ -93,6 +95,20 @@ def test_alerts_have_the_targets_of_the_indicators() -> None:
     assert alert("PagedCoreFirstTokenLate")["expr"].endswith(f"> {targets.ttft_p99_s:g}")
     assert alert("PagedCoreRequestsBlocked")["expr"].endswith(f"> {targets.blocked}")
     assert alert("PagedCoreBatchFull")["expr"] == 'pagedcore_waiting_requests{reason="max_num_seqs"} > 0'
+
+
+def test_the_command_line_asks_for_the_same_targets() -> None:
+    flags = {
+        "device_busy": "device_busy",
+        "running_share": "running_share",
+        "hit_rate": "hit_rate",
+        "ttft_p99": "ttft_p99_s",
+        "blocked": "blocked",
+    }
+    given = inspect.signature(cli.status).parameters
+    assert {target: given[flag].default for flag, target in flags.items()} == {
+        target: getattr(Targets(), target) for target in flags.values()
+    }
 
 
 @pytest.mark.parametrize("name", [rule["alert"] for rule in ALERTS])

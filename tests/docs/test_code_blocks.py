@@ -17,10 +17,18 @@ from pathlib import Path
 import pytest
 
 from support.markdown import Block, blocks, pages
+from support.played_page import play
 from support.repository import ROOT, python_files
 
 PYTHON_BLOCKS = [block for page in pages() for block in blocks(page, "python")]
-NEEDS = {"model", "litserve", "bentoml", None}
+ENGLISH_BLOCKS = [block for block in PYTHON_BLOCKS if "zh-CN" not in block.page.parts]
+"""Those in Chinese are the same, which test_quick_starts.py holds."""
+QUICK_STARTS = sorted((ROOT / "docs" / "quickstart").glob("*.md"))
+"""Run by test_quick_starts.py."""
+PAGES_WITH_OUTPUT = sorted({b.page for b in ENGLISH_BLOCKS if b.need in ("model", "client")} - {ROOT / "README.md", *QUICK_STARTS})
+NEEDS = {"model", "litserve", "bentoml", "file", "client"}
+EXAMPLES = python_files(ROOT / "examples")
+CELLS = "# %%"
 PRELUDES = {
     "litserve": "from pagedcore_adapters import litserve_api as _a; _a.PagedServer.run = lambda self, **o: print('served on', o['port'])\n",
 }
@@ -44,7 +52,8 @@ def run_block(block: Block, folder: Path) -> str:
 
 
 def block_of(need: str, containing: str) -> Block:
-    (found,) = [block for block in PYTHON_BLOCKS if block.need == need and containing in block.text]
+    """The one such block of the README."""
+    (found,) = [block for block in blocks(ROOT / "README.md", "python") if block.need == need and containing in block.text]
     return found
 
 
@@ -85,23 +94,62 @@ def test_the_bentoml_block_builds_a_service(tmp_path: Path) -> None:
     run_block(block_of("bentoml", "build_service"), tmp_path)
 
 
-@pytest.mark.parametrize("path", python_files(ROOT / "examples"), ids=lambda path: path.name)
+@pytest.mark.model
+@pytest.mark.serve
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES_WITH_OUTPUT, ids=lambda page: page.stem)
+def test_a_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+    assert play(page, tmp_path)
+
+
+def test_each_block_that_takes_something_is_run_by_a_test() -> None:
+    run = {ROOT / "README.md", *PAGES_WITH_OUTPUT, *QUICK_STARTS}
+    assert {block.page for block in ENGLISH_BLOCKS if block.need} == run
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_each_example_is_documented_and_guarded(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    if text.startswith(CELLS):  # a notebook as a script: its cells run in order
+        return
     assert ast.get_docstring(tree)
     assert all(not isinstance(node, ast.Expr) or isinstance(node.value, ast.Constant) for node in tree.body), (
         "it does something when imported"
     )
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_each_example_is_named_by_a_test(path: Path) -> None:
+    names = (path.name, f"examples.{path.stem}")
+    assert any(name in test.read_text(encoding="utf-8") for test in python_files(ROOT / "tests") for name in names)
+
+
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("offline.py", "Paris"), ("async_stream.py", "red"), ("langchain_chain.py", "Paris"), ("langchain_agent.py", "Packed: ")],
+    ("command", "expected"),
+    [
+        ("offline.py", "Paris"),
+        ("async_stream.py", "red"),
+        ("langchain_chain.py", "Paris"),
+        ("langchain_agent.py", "Packed: "),
+        ("langchain_rag.py", "64 of 91 prompt tokens came from the cache"),
+        ("quick_look.py", "Block size 8 would gain 6 points"),
+        ("migrate_from_vllm.py SmolLM2-135M-Instruct", "'The capital of Japan is' -> ' Tokyo.' (stop)"),
+    ],
 )
-def test_an_example_runs(name: str, expected: str) -> None:
-    assert expected in run_python(str(ROOT / "examples" / name))
+def test_an_example_runs(command: str, expected: str) -> None:
+    name, *arguments = command.split()
+    assert expected in run_python(str(ROOT / "examples" / name), *arguments)
+
+
+def test_the_script_for_vllm_differs_in_its_import_alone() -> None:
+    tree = ast.parse((ROOT / "examples" / "migrate_from_vllm.py").read_text(encoding="utf-8"))
+    imports = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert imports == ["from __future__ import annotations", "import sys", "from pagedcore import LLM, SamplingParams"]
+    called = {node.func.attr for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}
+    assert called == {"generate", "chat"}
 
 
 @pytest.mark.model

@@ -51,7 +51,8 @@ from pagedcore.errors import ConfigError, UnknownOptionError
         {"max_batch_wait_ms": math.inf},
         {"max_batch_wait_ms": math.nan},
         {"swap_space": -1},
-        {"swap_space": 4},
+        {"swap_space": math.inf},
+        {"swap_space": math.nan},
         {"seed": 1.5},
         {"seed": None},
         {"seed": True},
@@ -73,7 +74,6 @@ from pagedcore.errors import ConfigError, UnknownOptionError
         {"scheduling_policy": "lifo"},
         {"kv_cache_dtype": "int8"},
         {"tensor_parallel_size": 2},
-        {"isolation": "process"},
     ],
     ids=str,
 )
@@ -153,3 +153,9 @@ def test_a_models_name_in_place_of_a_config_is_explained() -> None:
         as_config("Qwen/Qwen2-7B", {})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not both"):
         as_config(EngineConfig(), {"max_num_seqs": 1})
+
+
+def test_a_host_tier_needs_what_finds_its_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"swap_space=4 needs prefix caching, .* set enable_prefix_caching"):
+        EngineConfig(swap_space=4, enable_prefix_caching=False)
+    assert EngineConfig(swap_space=4).swap_space == 4

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle  # noqa: TID251 - callers may pickle what they got
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pagedcore.errors import EngineClosedError, QueueFullError, StepFailedError
 from pagedcore.messages import AbortRequest, FinishRequest, InboxMessage, RequestUpdate
-from pagedcore.outputs import Logprob, RequestOutput, RequestTimings
+from pagedcore.outputs import CacheReport, Logprob, RequestOutput, RequestTimings
 from pagedcore.request_stream import WAKE_AGAIN_UPDATES, LoopWaker, QueueWaker, RequestStream
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.text.chat_template import ChatTemplate
@@ -159,6 +163,55 @@ def test_an_engine_that_is_gone_is_no_error_of_the_stream() -> None:
     assert not stream.abort()
 
 
+@given(st.lists(st.tuples(st.sampled_from(["r", "r#1"]), st.text("abcé", max_size=3)), max_size=12), st.integers(0, 4))
+def test_a_consumer_who_is_late_gets_what_a_prompt_one_gets(pieces: list[tuple[str, str]], min_tokens: int) -> None:
+    def updates() -> list[RequestUpdate]:
+        made = [RequestUpdate(request_id, ids(text)) for request_id, text in pieces]
+        made[:1] = [RequestUpdate(first.request_id, first.new_token_ids, cache=CacheReport(1)) for first in made[:1]]
+        return [*made, *(RequestUpdate(name, ids("ab"), finish_reason="length", status="completed") for name in ("r#1", "r"))]
+
+    late, late_sent = make_stream(2, stop=["ab"], min_tokens=min_tokens)
+    prompt, prompt_sent = make_stream(2, stop=["ab"], min_tokens=min_tokens)
+    at_once = advance(late, *updates())
+    for update in updates():
+        prompt.put(update)
+        prompt.absorb()
+    assert choices_of(at_once) == choices_of(prompt.output())
+    assert at_once.cache == prompt.output().cache
+    assert late_sent == prompt_sent
+
+
+def choices_of(output: RequestOutput) -> list[tuple[str, list[int], str | None, int | str | None]]:
+    return [(choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason) for choice in output.outputs]
+
+
+def test_tokens_of_several_steps_are_one_push_of_text_unless_something_stands_beside_them() -> None:
+    stream, _ = make_stream(2)
+    for update in (
+        RequestUpdate("r", [1]), RequestUpdate("r", [2]), RequestUpdate("r#1", [3]), RequestUpdate("r", [4]),
+        RequestUpdate("r", [5], cache=CacheReport(1)), RequestUpdate("r", [6]), RequestUpdate("r", [7]),
+    ):  # fmt: skip
+        stream.put(update)
+    taken = stream._take_updates()
+    assert [(update.request_id, update.new_token_ids) for update in taken] == [
+        ("r", [1, 2]), ("r#1", [3]), ("r", [4]), ("r", [5]), ("r", [6, 7]),
+    ]  # fmt: skip
+
+
+def test_an_output_that_was_kept_does_not_grow_whenever_it_is_looked_at() -> None:
+    stream, _ = make_stream()
+    outputs = [advance(stream, RequestUpdate("r", [token])) for token in range(4)]
+    looked_at_early = outputs[0].outputs[0].token_ids
+    outputs.append(advance(stream, RequestUpdate("r", [4], finish_reason="length", status="completed")))
+    assert [output.outputs[0].token_ids for output in outputs] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    assert looked_at_early == [0]
+    looked_at_early.append(9)
+    assert outputs[4].outputs[0].token_ids == [0, 1, 2, 3, 4], "the caller's list is the caller's own"
+    again = pickle.loads(pickle.dumps(outputs[1]))
+    assert again.outputs[0].token_ids == [0, 1]
+    assert outputs[1].outputs[0] == copy.deepcopy(outputs[1].outputs[0])
+
+
 def test_a_consumer_is_woken_once_then_again_after_many_updates_and_for_the_last() -> None:
     stream, _ = make_stream()
     woken = [stream.put(RequestUpdate("r", [5])) for _ in range(2 * WAKE_AGAIN_UPDATES)]
@@ -193,6 +246,20 @@ async def test_no_update_is_slept_through_by_a_coroutine(num_updates: int) -> No
         seen += [] if output is None else output.outputs[0].new_token_ids
     producer.join()
     assert seen == list(range(num_updates))
+
+
+@pytest.mark.asyncio
+async def test_news_before_a_wait_and_behind_the_one_that_woke_end_the_next_wait_at_once_and_only_that() -> None:
+    stream = RequestStream("r", None, [1], SamplingParams(), None, lambda message: None, LoopWaker(asyncio.get_running_loop()), 1)
+    stream.notify()
+    assert stream.wait().done()
+    waiter = stream.wait()
+    assert not waiter.done()
+    stream.notify()
+    stream.notify()
+    await waiter
+    assert stream.wait().done()
+    assert not stream.wait().done()
 
 
 def produce(stream: RequestStream, num_updates: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,4 +184,23 @@ def test_a_recorded_trace_gives_the_same_advice_offline(tmp_path: Path) -> None:
     live, offline = advisor.advice(), advise(recorded, 16, 512)
     assert [replace(point, hit_rate=0.0) for point in offline.curve] == [replace(point, hit_rate=0.0) for point in live.curve]
     assert max(abs(one.hit_rate - other.hit_rate) for one, other in zip(live.curve, offline.curve, strict=True)) < 0.01
+    recorder.close()
+
+
+def test_a_thread_that_digests_leaves_the_interpreter_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pauses many times as long as it studied; whoever asks for advice waits for no pause."""
+    pauses = list[tuple[str, float]]()
+    monkeypatch.setattr(advisor_module, "DIGEST_AT_EVENTS", 20)
+    monkeypatch.setattr(advisor_module.time, "sleep", lambda s: pauses.append((threading.current_thread().name, s)))
+    recorder, advisor = make_advisor()
+    monkeypatch.setattr(advisor_module.time, "thread_time", itertools.count().__next__)
+    serve(recorder, [visit(number, [*range(64), number]) for number in range(30)])
+    for thread in threading.enumerate():
+        if thread.name == "pagedcore-advisor":
+            thread.join(30.0)
+    studied = len(pauses)
+    assert pauses
+    assert set(pauses) == {("pagedcore-advisor", advisor_module.PAUSES_PER_STUDY)}
+    assert advisor.advice().num_lookups == 30
+    assert len(pauses) == studied
     recorder.close()

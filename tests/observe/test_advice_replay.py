@@ -15,6 +15,7 @@ from pagedcore.observe.recorder import Recorder, RecorderInfo
 from support.traffic import TRAFFIC, make_replay_limits, replay
 
 ONE_POINT = 0.01
+ROUGH = 0.05
 POOL_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 BLOCK_SIZES = (8, 16, 32, 64)
 
@@ -61,6 +62,17 @@ def test_a_pool_that_could_not_hold_what_ran_together_is_not_predicted() -> None
     steps = list[StepEvents]()
     replay(TRAFFIC["shared prompt and documents"](7), block_size=16, num_blocks=40, record=steps.append)
     assert any(isinstance(event, Preempted) for step in steps for event in step.events)
+
+
+@pytest.mark.parametrize("traffic", ["shared prompt and documents", "tenants with salts", "bursts"])
+def test_from_a_pool_in_which_requests_take_blocks_from_each_other_the_rates_are_rough_and_called_so(traffic: str) -> None:
+    """What waited there would have run in a larger pool, and taken its room."""
+    advice = advice_after(traffic, 16, 48)
+    assert advice.sentences[0].startswith("Requests took blocks from each other")
+    points = [point for point in advice.curve if point.pool_factor in POOL_FACTORS]
+    assert len(points) >= 8
+    assert max(abs(error) for error in errors(traffic, points).values()) <= ROUGH
+    assert not any("took blocks" in sentence for sentence in advice_after(traffic, 16, 1024 if traffic == "bursts" else 640).sentences)
 
 
 def test_the_traffic_takes_the_paths_that_matter() -> None:

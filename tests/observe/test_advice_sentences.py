@@ -32,9 +32,9 @@ def make_findings(rates: dict[int, tuple[float, ...]] | None = None, **changes: 
 @pytest.mark.parametrize(
     ("rates", "sentence"),
     [
-        ((0.3, 0.5, 0.61, 0.84, 0.85, 0.86), "A pool twice as large (2,000 blocks) would raise the hit rate from 61 % to 84 %."),
-        ((0.3, 0.5, 0.61, 0.62, 0.84, 0.85), "A pool four times as large (4,000 blocks) would raise the hit rate from 61 % to 84 %."),
-        ((0.3, 0.5, 0.6, 0.6, 0.6, 0.9), "A pool eight times as large (8,000 blocks) would raise the hit rate from 60 % to 90 %."),
+        ((0.3, 0.5, 0.61, 0.84, 0.85, 0.86), "A pool twice as large (num_kv_blocks=2000) would raise the hit rate from 61 % to 84 %."),
+        ((0.3, 0.5, 0.61, 0.62, 0.84, 0.85), "A pool four times as large (num_kv_blocks=4000) would raise the hit rate from 61 % to 84 %."),
+        ((0.3, 0.5, 0.6, 0.6, 0.6, 0.9), "A pool eight times as large (num_kv_blocks=8000) would raise the hit rate from 60 % to 90 %."),
         ((0.3, 0.4, 0.6, 0.61, 0.615, 0.619), "Nothing to change: 60 % of a possible 62 %."),
     ],
 )
@@ -80,6 +80,17 @@ def test_without_prefix_caching_its_gain_is_all_there_is_to_say() -> None:
     findings = make_findings({16: (0.1, 0.2, 0.61, 0.8, 0.8, 0.8)}, is_caching_on=False, hit_rate=0.0, ideal_hit_rate=0.0)
     assert write_sentences(findings) == ("Prefix caching is off; with it, this pool would serve 61 % of the prompt tokens.",)
     assert write_sentences(make_findings({}, is_caching_on=False)) == ("Prefix caching is off.",)
+
+
+def test_where_requests_take_blocks_from_each_other_that_comes_first_and_the_rates_are_called_rough() -> None:
+    sentence = (
+        "Requests took blocks from each other (12 preemptions, 1,200 prompts): what runs at once needs a larger pool or a lower "
+        "max_num_seqs, and until then the predicted rates are rough."
+    )
+    assert write_sentences(make_findings(num_preemptions=12, num_lookups=1200)) == (sentence,)
+    assert write_sentences(make_findings(num_preemptions=11, num_lookups=1200)) == ("Nothing to change: 60 % of a possible 62 %.",)
+    rates = {16: (0.3, 0.5, 0.61, 0.84, 0.85, 0.86)}
+    assert write_sentences(make_findings(rates, num_preemptions=12, num_lookups=1200))[0] == sentence
 
 
 def test_a_curve_without_the_present_pool_advises_no_pool() -> None:

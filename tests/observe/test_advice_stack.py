@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from pagedcore.advice.block_stack import BlockStack
 from pagedcore.advice.prefix_keys import KEY_SPACE
+from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.reuse_sketch import POOL_FACTORS, ReuseSketch
-from pagedcore.core.block_hash import make_domain
 
-DOMAIN = make_domain(None, None)
+
+def admit(sketch: ReuseSketch, name: str, token_ids: Sequence[int], *, now: float, **facts: bool) -> None:
+    sketch.admit(Prompt(request_id=name, token_ids=token_ids, **facts), now=now)
 
 
 def lru_hits(uses: list[int], capacity: int) -> int:
@@ -105,7 +108,7 @@ def test_what_the_sample_missed_counts_as_hits_of_every_pool() -> None:
 def test_without_lookups_there_is_no_rate_and_nothing_divides_by_zero() -> None:
     sketch = ReuseSketch(16, 4)
     assert (sketch.curve(), sketch.hit_rate(), sketch.ideal_hit_rate()) == ((), None, None)
-    sketch.admit("a", DOMAIN, [1], now=0)
+    admit(sketch, "a", [1], now=0)
     assert {point.hit_rate for point in sketch.curve()} == {0.0}
     assert (sketch.hit_rate(), sketch.ideal_hit_rate()) == (0.0, 0.0)
 
@@ -113,7 +116,7 @@ def test_without_lookups_there_is_no_rate_and_nothing_divides_by_zero() -> None:
 def test_the_last_prompt_token_is_never_a_hit() -> None:
     sketch = ReuseSketch(8, 64)
     for name in ("a", "b"):
-        sketch.admit(name, DOMAIN, range(16), now=0)
+        admit(sketch, name, range(16), now=0)
         sketch.finish(name, 1, now=0)
     assert sketch.hit_rate() == 8 / 32
 
@@ -128,16 +131,26 @@ def test_pools_of_other_block_sizes_have_the_same_memory() -> None:
 def test_a_request_that_wants_prompt_logprobs_hits_nothing_and_fills_blocks() -> None:
     sketch = ReuseSketch(8, 64)
     for reads_cache in (True, False, True):
-        sketch.admit("a", DOMAIN, range(17), now=0, reads_cache=reads_cache)
+        admit(sketch, "a", range(17), now=0, reads_cache=reads_cache)
         sketch.finish("a", 1, now=0)
     assert sketch.hit_rate() == 16 / 51
 
 
 def test_later_choices_hold_blocks_and_are_no_lookups() -> None:
     sketch = ReuseSketch(8, 64)
-    sketch.admit("a", DOMAIN, range(17), now=0)
-    sketch.admit("a#1", DOMAIN, range(17), now=0, is_counted=False)
+    admit(sketch, "a", range(17), now=0)
+    admit(sketch, "a#1", range(17), now=0, is_counted=False)
     assert (sketch.num_lookups, sketch.num_prompt_tokens) == (1, 17)
+
+
+@pytest.mark.parametrize(("is_greedy", "num_blocks"), [(True, 2 + 2), (False, 2 + 2 + 2)])
+def test_greedy_requests_answer_a_prompt_alike_and_others_each_in_its_own_way(is_greedy: bool, num_blocks: int) -> None:
+    """Two blocks of eight of the prompt, and two of each answer that differs."""
+    sketch = ReuseSketch(8, 64)
+    for name in ("a", "b"):
+        admit(sketch, name, range(16), now=0, is_greedy=is_greedy)
+        sketch.finish(name, 17, now=0)
+    assert sketch.stacks[0].num_tracked == num_blocks
 
 
 def test_memory_is_bounded() -> None:
@@ -147,7 +160,7 @@ def test_memory_is_bounded() -> None:
     most = 0
     for number in range(250):
         prompt[0] = number
-        sketch.admit(str(number), DOMAIN, prompt, now=number)
+        admit(sketch, str(number), prompt, now=number)
         sketch.finish(str(number), 1, now=number)
         most = max(most, sum(stack.num_tracked for stack in sketch.stacks))
     assert most <= 4 * 2048
@@ -159,7 +172,7 @@ def test_memory_is_bounded() -> None:
 def test_blocks_that_no_pool_reaches_go_before_the_sample_is_thinned() -> None:
     sketch = ReuseSketch(8, 16, max_tracked_blocks=1024)
     for number in range(100):
-        sketch.admit(str(number), DOMAIN, range(1000 * number, 1000 * number + 160), now=number)
+        admit(sketch, str(number), range(1000 * number, 1000 * number + 160), now=number)
         sketch.finish(str(number), 1, now=number)
     assert [stack.level for stack in sketch.stacks] == [0, 0, 0, 0]
     assert max(stack.num_tracked for stack in sketch.stacks) <= 1024
@@ -172,7 +185,7 @@ def test_a_thin_sample_tells_nearly_the_same_curve() -> None:
     for number in range(600):
         prompt = documents[0] + rng.choice(documents) + rng.choices(range(50_000), k=40)
         for sketch in (exact, sampled):
-            sketch.admit(str(number), DOMAIN, prompt, now=number)
+            admit(sketch, str(number), prompt, now=number)
             sketch.finish(str(number), 20, now=number)
     assert [stack.level for stack in exact.stacks] == [0, 0, 0, 0]
     assert min(stack.level for stack in sampled.stacks[:3]) >= 1
@@ -182,8 +195,8 @@ def test_a_thin_sample_tells_nearly_the_same_curve() -> None:
 
 def test_requests_whose_end_was_not_seen_give_their_blocks_back() -> None:
     sketch = ReuseSketch(8, 4)
-    sketch.admit("a", DOMAIN, range(17), now=0)
+    admit(sketch, "a", range(17), now=0)
     sketch.forget_running(now=1)
     sketch.finish("a", 5, now=2)
-    sketch.admit("b", DOMAIN, range(17), now=3)
+    admit(sketch, "b", range(17), now=3)
     assert sketch.hit_rate() == 16 / 34

@@ -88,7 +88,7 @@ def test_a_loop_over_more_than_the_pool_holds_asks_for_a_pool_twice_as_large() -
     advice = advise(requests, 16, 12)
     assert advice.hit_rate == 0.0
     assert advice.ideal_hit_rate == 36 * 64 / (40 * 65)
-    assert advice.sentences[0] == "A pool twice as large (24 blocks) would raise the hit rate from 0 % to 89 %."
+    assert advice.sentences[0] == "A pool twice as large (num_kv_blocks=24) would raise the hit rate from 0 % to 89 %."
     assert advice.window_s == 39.0
     assert [(p.num_tokens, p.recomputed_tokens, p.num_requests) for p in advice.costliest_prefixes] == [(64, 9 * 64, 9)] * 4
     hashes = hash_blocks(ROOT_HASH, make_domain(None, None), documents[0], 16)

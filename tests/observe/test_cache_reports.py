@@ -27,6 +27,17 @@ def test_the_cores_report_gets_its_reasons() -> None:
     assert engine.recorder.cache_report("r1") == report
 
 
+def test_within_one_batch_a_lookup_knows_the_evictions_before_it_and_none_after_it() -> None:
+    engine = Engine()
+    before, after = BlockEvicted(block_hash("a"), 1000.0, 0, 1.0, 1.0), BlockEvicted(block_hash("b"), 1000.0, 0, 1.0, 1.0)
+    arrived, admitted = Arrived(make_add("r1"), 1000.0), Admitted("r1", 1000.0, make_lookup("a", "b"))
+    engine.step(arrived, before, admitted, after)
+    report = engine.recorder.cache_report("r1")
+    assert report is not None
+    assert report.miss_blocks == {"evicted": 1, "cold": 1}
+    assert engine.recorder.stats().pool_evictions == 2
+
+
 def test_a_divergence_is_reported_at_its_token() -> None:
     engine = Engine()
     engine.step(Arrived(make_add("r1"), 1000.0), Admitted("r1", 1000.0, make_lookup("b", pool=1, sibling=2)))

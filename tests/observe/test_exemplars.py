@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -49,6 +54,28 @@ def test_who_does_not_ask_for_openmetrics_gets_the_text_that_everybody_reads(acc
     text, content_type = metrics_text(engine.registry, accept)
     assert content_type == CONTENT_TYPE
     assert TRACE_ID.encode() not in text
+
+
+WRITER = """
+from prometheus_client import REGISTRY
+from support.traced import TRACEPARENT, TracedEngine, live_through_a_preemption, preempted_request
+engine = TracedEngine(registry=REGISTRY)
+live_through_a_preemption(engine, preempted_request(traceparent=TRACEPARENT))
+assert engine.recorder.export_fault is None
+from pagedcore.observe.exposition import metrics_text
+text, content_type = metrics_text(REGISTRY, "application/openmetrics-text;version=1.0.0")
+print(content_type)
+print([line for line in text.decode().splitlines() if "pagedcore_time_to_first_token_seconds_count" in line or "# {" in line])
+"""
+
+
+def test_a_process_of_a_multi_process_set_up_has_its_latencies_and_no_exemplars(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", WRITER], env=env, capture_output=True, text=True, timeout=60, check=True)
+    content_type, lines = done.stdout.splitlines()
+    assert content_type == CONTENT_TYPE
+    assert lines == """['pagedcore_time_to_first_token_seconds_count{engine="0",model_name="m"} 1.0']"""
 
 
 def test_both_texts_hold_the_same_samples() -> None:

@@ -17,7 +17,7 @@ from support.observed import BLOCK_SIZE, block_hash, disabled_lookup, make_looku
 def explain(*blocks: str, evicted: dict[str, float] | None = None, now_s: float = 100.0, **lookup: int | None) -> Misses:
     history = BlockHistory(num_blocks=64)
     for name, time_s in (evicted or {}).items():
-        history.evicted(block_hash(name), time_s)
+        history.evicted([block_hash(name)], [time_s])
     return explain_misses(make_lookup(*blocks, **lookup), history, now_s)  # type: ignore[arg-type]
 
 

@@ -25,7 +25,7 @@ def test_the_whole_catalogue_is_visible_after_one_request() -> None:
         assert shown.type == family.kind
         assert shown.documentation == family.help
         labels = {frozenset(s.labels) - {"le"} for s in shown.samples}
-        assert labels == {frozenset((*BASE_LABELS, *family.labels))}
+        assert labels == ({frozenset((*BASE_LABELS, *family.labels))} if family.name != "pagedcore_device_utilization_ratio" else set())
     assert set(families) == {name.removesuffix("_total") for name in FAMILIES}
 
 
@@ -116,7 +116,7 @@ def test_a_host_that_reads_the_registry_itself_sees_an_idle_engine_exactly() -> 
     assert 'pagedcore_page_lookups_total{engine="0",model_name="m"} 2.0' in generate_latest(engine.registry).decode()
 
 
-def test_a_busy_engine_exports_at_most_every_tenth_of_a_second() -> None:
+def test_a_busy_engine_exports_once_an_interval_at_most() -> None:
     engine = Engine()
 
     def exported() -> float | None:

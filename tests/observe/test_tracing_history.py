@@ -29,6 +29,7 @@ def test_a_request_that_was_preempted_is_told_to_the_millisecond() -> None:
         "tenant": "acme",
         "class": "chat",
         "adapter": "library",
+        "routing": None,
         "status": "completed",
         "finish_reason": "stop",
         "reject_reason": None,
@@ -37,6 +38,7 @@ def test_a_request_that_was_preempted_is_told_to_the_millisecond() -> None:
         "cached_tokens": {"live": 4, "pool": 0, "host": 0},
         "miss": {"cold": 2},
         "first_divergence": None,
+        "nearest_cached_prefix": 4,
         "time_in_queue_ms": 1400.0,
         "waiting_reason_ms": {"next_step": 200.0, "max_num_seqs": 300.0, "token_budget": 400.0, "blocks": 900.0},
         "ttft_ms": 1500.0,
@@ -204,3 +206,11 @@ def test_an_idle_time_is_no_gap() -> None:
     engine.at(1001.0, step_id=1, submitted_s=1000.0, num_running=0)
     engine.at(1009.0, step_id=2, submitted_s=1008.0)
     assert engine.history.steps()[1].gap_s is None
+
+
+def test_requests_that_end_before_any_plan_leave_nothing_behind() -> None:
+    engine = TracedEngine()
+    for number in range(3):
+        request = make_add(f"r{number}")
+        engine.at(1000.0, Arrived(request, 1000.0), make_finished(request, 1000.0, "aborted"))
+    assert not engine.history._waits._unseen

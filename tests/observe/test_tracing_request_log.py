@@ -15,21 +15,46 @@ from typing import Any
 import pytest
 
 from pagedcore.config import EngineConfig
-from pagedcore.core.events import Arrived
+from pagedcore.core.events import Admitted, Arrived
 from pagedcore.errors import ConfigError
 from pagedcore.tracing import writer as writing
 from pagedcore.tracing.life import Life
 from pagedcore.tracing.request_log import RequestLog
 from pagedcore.tracing.tracer import Tracer
 from pagedcore.tracing.writer import Writer
-from support.observed import make_add, make_finished
+from support.observed import make_add, make_finished, make_lookup
 from support.traced import TRACE_ID, TRACEPARENT, TracedEngine, live_through_a_preemption, preempted_life, preempted_request
 
-METRICS_FIELDS = {
-    "request_id", "tenant", "class", "adapter", "model", "status", "finish_reason", "reject_reason", "prompt_tokens",
-    "completion_tokens", "cached_tokens", "miss", "first_divergence", "time_in_queue_ms", "waiting_reason_ms", "ttft_ms",
-    "decode_latency_ms_per_token", "e2e_ms", "kv_cache_pages_allocated", "kv_cache_pages_new", "preemptions", "trace_id",
-}  # fmt: skip
+LINE = {
+    "time": "1970-01-01T00:00:00.000+00:00",
+    "model": "m",
+    "engine": "0",
+    "request_id": "r",
+    "group_id": "r",
+    "tenant": "acme",
+    "class": "chat",
+    "adapter": "library",
+    "routing": None,
+    "status": "completed",
+    "finish_reason": "stop",
+    "reject_reason": None,
+    "prompt_tokens": 13,
+    "completion_tokens": 5,
+    "cached_tokens": {"live": 4, "pool": 0, "host": 0},
+    "miss": {"cold": 2},
+    "first_divergence": None,
+    "nearest_cached_prefix": 4,
+    "time_in_queue_ms": 1400.0,
+    "waiting_reason_ms": {"next_step": 200.0, "max_num_seqs": 300.0, "token_budget": 400.0, "blocks": 900.0},
+    "ttft_ms": 1500.0,
+    "decode_latency_ms_per_token": 250.0,
+    "e2e_ms": 2600.0,
+    "kv_cache_pages_allocated": 5,
+    "kv_cache_pages_new": 4,
+    "preemptions": 1,
+    "trace_id": TRACE_ID,
+}
+"""The whole line of the request of `preempted_request`, by hand."""
 
 
 def make_log(path: Path, **options: Any) -> RequestLog:
@@ -48,16 +73,37 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_has_the_documented_fields(tmp_path: Path) -> None:
+def test_a_line_has_every_documented_field_with_its_value(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log")
     log.take([preempted_life(traceparent=TRACEPARENT)])
     log.close()
+    assert lines_of(tmp_path / "log") == [LINE]
+
+
+def test_a_line_says_where_the_prompt_left_the_nearest_cached_one(tmp_path: Path) -> None:
+    engine = TracedEngine()
+    request = make_add("r", num_tokens=13)
+    engine.at(1000.0, Arrived(request, 1000.0), Admitted("r", 1000.0, make_lookup("b", "c", pool=1, sibling=2)))
+    engine.at(1001.0, make_finished(request, 1001.0, "error"))
+    log = make_log(tmp_path / "log")
+    log.take(engine.history.lives())
+    log.close()
     (line,) = lines_of(tmp_path / "log")
-    assert set(line) == METRICS_FIELDS | {"group_id", "time", "engine"}
-    assert (line["time"], line["model"], line["engine"]) == ("1970-01-01T00:00:00.000+00:00", "m", "0")
-    assert (line["request_id"], line["class"], line["trace_id"]) == ("r", "chat", TRACE_ID)
-    assert (line["ttft_ms"], line["e2e_ms"], line["kv_cache_pages_allocated"]) == (1500.0, 2600.0, 5)
-    assert line["waiting_reason_ms"] == {"next_step": 200.0, "max_num_seqs": 300.0, "token_budget": 400.0, "blocks": 900.0}
+    assert (line["first_divergence"], line["nearest_cached_prefix"], line["miss"]) == (6, 6, {"diverged": 1, "cold": 1})
+    assert (line["status"], line["cached_tokens"]) == ("error", {"live": 0, "pool": 4, "host": 0})
+
+
+def test_a_line_of_a_refused_request_says_why_and_that_nothing_else_happened(tmp_path: Path) -> None:
+    engine = TracedEngine()
+    request = make_add("big", num_tokens=9)
+    engine.at(1000.2, Arrived(request, 1000.2), make_finished(request, 1000.2, "rejected", reject_reason="too_long"))
+    log = make_log(tmp_path / "log")
+    log.take(engine.history.lives())
+    log.close()
+    (line,) = lines_of(tmp_path / "log")
+    assert (line["status"], line["reject_reason"], line["e2e_ms"]) == ("rejected", "too_long", 200.0)
+    assert [line[name] for name in ("ttft_ms", "time_in_queue_ms", "first_divergence", "nearest_cached_prefix")] == [None] * 4
+    assert (line["miss"], line["cached_tokens"], line["kv_cache_pages_allocated"]) == ({}, {}, 0)
 
 
 def test_lines_are_appended_so_that_several_processes_may_share_a_file(tmp_path: Path) -> None:
@@ -174,6 +220,29 @@ def test_a_disk_that_hangs_costs_lines_and_never_blocks(monkeypatch: pytest.Monk
     writer.close()
     assert (len(taker.taken), taker.is_closed) == (4, True)
     assert "7 ended requests were left out" in caplog.text
+
+
+class CountingTaker:
+    """Notes how many came at a time."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def take(self, lives: Sequence[Life]) -> None:
+        self.batches.append(len(lives))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_requests_that_end_one_after_another_are_handed_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "GATHER_S", 30.0)
+    taker, life = CountingTaker(), ended("r")
+    writer = Writer([taker])
+    for _ in range(20):
+        writer.put(life)
+    writer.close()
+    assert taker.batches == [20]
 
 
 class BrokenTaker:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagedcore.openai import build_app, json_text
+from pagedcore.http import json_text
+from pagedcore.openai import build_app
 from pagedcore.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from support.fake_client import FakeClient, Script
 

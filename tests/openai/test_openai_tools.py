@@ -191,6 +191,25 @@ def test_a_setting_names_the_form_where_the_template_does_not() -> None:
         ServerSettings(tool_parser="qwen")  # type: ignore[arg-type]
 
 
+FORMS: list[tuple[str, tuple[str, ...]]] = [
+    (HERMES, ("<tool_call>", '{"name": "get_weather", "arguments": {"city": "Ulm"}}', "</tool_call>")),
+    ("{{ tools }}<|python_tag|>", ('{"name": "get_weather", ', '"parameters": {"city": "Ulm"}}')),
+    ("{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS] ", '[{"name": "get_weather", "arguments": {"city": "Ulm"}}]')),
+]
+
+
+@pytest.mark.parametrize(("template", "pieces"), FORMS, ids=["hermes", "llama3", "mistral"])
+def test_the_chat_template_says_in_which_form_calls_are_read(template: str, pieces: tuple[str, ...]) -> None:
+    with serving(*pieces, template=template) as (client, _):
+        whole = ask(client, tools=TOOLS).choices[0]
+        deltas = [chunk.choices[0].delta for chunk in ask(client, tools=TOOLS, stream=True)]
+    (call,) = whole.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments), whole.finish_reason) == ("get_weather", {"city": "Ulm"}, "tool_calls")
+    parts = [part for delta in deltas for part in delta.tool_calls or []]
+    assert [part.function.name for part in parts if part.id] == ["get_weather"]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+
+
 def test_calls_and_their_results_go_back_to_the_model() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
     history: Any = [
@@ -243,6 +262,8 @@ def test_calls_after_reasoning_are_read_and_calls_inside_it_are_not() -> None:
         ),
         ({"extra_body": {"structured_outputs": {"choice": ["a", "b"]}}}, "choice", '["a", "b"]'),
         ({"extra_body": {"structured_outputs": {"json": '{"type": "string"}'}}}, "json", '{"type": "string"}'),
+        ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, "regex", "a+"),
+        ({"extra_body": {"structured_outputs": {"grammar": 'root ::= "a"'}}}, "grammar", 'root ::= "a"'),
         ({"extra_body": {"guided_json": {"type": "string"}}}, "json", '{"type": "string"}'),
         ({"extra_body": {"guided_regex": "a+"}}, "regex", "a+"),
         ({"extra_body": {"guided_choice": ["a"]}}, "choice", '["a"]'),

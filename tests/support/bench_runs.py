@@ -46,7 +46,8 @@ def prefix_point(caches: bool, *seconds: float) -> Point:
 
 
 def serve_point(load: str, concurrency: int, rate: float | None, *tokens_per_s: float) -> Point:
-    names = ("first_token_p50_ms", "first_token_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms", "end_to_end_p50_s", "end_to_end_p99_s")
+    kinds = ("first_token_p50_ms", "first_token_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms")
+    names = (*kinds, "settled_inter_token_p50_ms", "settled_inter_token_p99_ms", "end_to_end_p50_s", "end_to_end_p99_s")
     numbers = {name: spread(12_345.6) for name in names}
     return {"load": load, "concurrency": concurrency, "rate": rate, "output_tokens_per_s": spread(*tokens_per_s), **numbers}
 

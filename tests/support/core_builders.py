@@ -59,6 +59,9 @@ class Driver:
     """Device row -> its block table after the plans made so far."""
     blocks_in_flight: dict[int, set[int]] = field(default_factory=dict)
     """Step id -> the blocks that its rows use."""
+    slots_in_flight: dict[int, set[int]] = field(default_factory=dict)
+    """Step id -> the host slots that it reads."""
+    steps_with_copies: set[int] = field(default_factory=set)
 
     @classmethod
     def make(cls, **changes: Any) -> Driver:
@@ -99,14 +102,28 @@ class Driver:
             fresh.update(admitted.block_ids[starts[admitted.row] // block_size :])
         for row, block_ids in plan.new_blocks:
             self.tables[row].extend(block_ids)
+        fresh.update(block_id for block_id, _ in plan.copies_in)
+        self._track_copies(plan)
         for step_id, used in self.blocks_in_flight.items():
             assert fresh.isdisjoint(used), f"blocks {fresh & used} are handed out while step {step_id} uses them"
         self.blocks_in_flight[plan.step_id] = {block_id for row in plan.rows for block_id in self.tables[row]}
 
+    def _track_copies(self, plan: StepPlan) -> None:
+        """What is copied out is in use by no step in flight, no slot is filled twice or while it is read, and no block is filled twice."""
+        out, slots = {block_id for block_id, _ in plan.copies_out}, [slot for _, slot in plan.copies_out]
+        assert len(set(slots)) == len(slots), f"slots {slots} are filled twice in step {plan.step_id}"
+        earlier = set().union(*self.slots_in_flight.values())
+        assert earlier.isdisjoint(slots), f"slots {earlier & set(slots)} are filled while a step in flight reads them"
+        assert set().union(*self.blocks_in_flight.values()).isdisjoint(out), f"step {plan.step_id} copies out blocks that are in use"
+        assert len({block_id for block_id, _ in plan.copies_in}) == len(plan.copies_in), "a block is filled twice"
+        self.slots_in_flight[plan.step_id] = {slot for _, slot in plan.copies_in}
+        if plan.copies_out or plan.copies_in:
+            self.steps_with_copies.add(plan.step_id)
+
     def commit(self) -> None:
         """Wait for the oldest step and commit it, or fail it."""
         plan, pending = self.in_flight.popleft()
-        del self.blocks_in_flight[plan.step_id]
+        del self.blocks_in_flight[plan.step_id], self.slots_in_flight[plan.step_id]
         try:
             result = pending.result()
         except RuntimeError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.client import ModelInfo
-from pagedcore.config import EngineConfig, EnginePlan, MemoryPlan
+from pagedcore.config import EngineConfig, EnginePlan, HostTierPlan, MemoryPlan
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, StepPlan, StepResult
 from pagedcore.engine_build import recorder_info, scheduler_limits
@@ -48,7 +48,9 @@ class _GatedStep:
         return self.pending.result()
 
 
-def make_plan(*, overlap: bool = False, max_model_len: int = 256, num_blocks: int = 256, **options: Any) -> EnginePlan:
+def make_plan(
+    *, overlap: bool = False, max_model_len: int = 256, num_blocks: int = 256, num_host_blocks: int = 0, **options: Any
+) -> EnginePlan:
     config = EngineConfig.from_mapping({"block_size": 8, "skip_tokenizer_init": True, "num_kv_blocks": num_blocks, **options})
     memory = MemoryPlan(
         device="fake", total_bytes=0, held_by_others_bytes=0, budget_bytes=0, weights_bytes=0, activations_bytes=0, graphs_bytes=0,
@@ -59,6 +61,7 @@ def make_plan(*, overlap: bool = False, max_model_len: int = 256, num_blocks: in
         device="fake", dtype="float32", kv_cache_dtype="float32", quantization=None, linear_backend="fake", attention_backend="fake",
         vocab_size=VOCAB_SIZE, max_model_len=max_model_len, max_num_batched_tokens=config.max_num_batched_tokens or 64,
         overlap=overlap, memory=memory,
+        host_tier=HostTierPlan(num_blocks=num_host_blocks, block_bytes=1, copy_block_s=1.0, compute_block_s=2.0),
     )  # fmt: skip
 
 

@@ -71,11 +71,13 @@ class FakeLoop:
     grammars: None = None
 
     def __post_init__(self) -> None:
-        self.plan = SimpleNamespace(config=self.config, model_name="fake", device="fake", block_size=16, num_blocks=16)
+        self.plan = SimpleNamespace(
+            config=self.config, model_name="fake", device="fake", block_size=16, num_blocks=16, max_num_batched_tokens=2048
+        )
         self.recorder = Recorder(RecorderInfo(model_name="fake", engine=self.config.metrics_instance), registry=CollectorRegistry())
         self.tracer = Tracer(self.recorder)
         self.advisor = Advisor(self.recorder, make_limits())
-        self.pool = BlockPool(16, lambda _: None)
+        self.pool = BlockPool(16, lambda *_: None)
         self.info = ModelInfo(model_names=("fake", "also-fake"), max_model_len=100_000, created_s=1, vocab_size=256)
         self._answer = self.text.encode(ANSWER)
         self._running: dict[str, _Running] = {}

@@ -7,7 +7,7 @@ written, or whose block was handed to another row, holds poison of its own, so t
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -64,6 +64,10 @@ class FakeRunner:
     rows: dict[int, Row] = field(default_factory=dict)
     layer_0: list[int] = field(default_factory=list)
     layer_1: list[int] = field(default_factory=list)
+    host: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """Host slot -> what layers 0 and 1 of the block held that was copied there."""
+    num_copied: Counter[str] = field(default_factory=Counter)
+    """Blocks copied "out" and "in"."""
     computed_positions: dict[str, list[int]] = field(default_factory=dict)
     """Request id -> every position computed for it, in order, recomputed ones again."""
     _queue: deque[FakePendingStep] = field(default_factory=deque)
@@ -88,6 +92,8 @@ class FakeRunner:
             step.outcome = self._run(step.plan)
 
     def _run(self, plan: StepPlan) -> StepResult | Exception:
+        if plan.step_id not in self.failing_steps:
+            self._copy(plan)
         self._apply_changes(plan)
         if plan.step_id in self.failing_steps:
             return self._fail(plan)
@@ -103,6 +109,19 @@ class FakeRunner:
             if samples:
                 self.rows[row_index].token_ids.append(next(self._poison))
         return RuntimeError(f"step {plan.step_id} fails on purpose")
+
+    def _copy(self, plan: StepPlan) -> None:
+        """All copies out, then all copies in, each in the order of slots: a plan that needs another order is wrong."""
+        for block_id, slot in sorted(plan.copies_out, key=lambda copy: copy[1]):
+            self.host[slot] = (self.layer_0[self._span(block_id)], self.layer_1[self._span(block_id)])
+        for block_id, slot in sorted(plan.copies_in, key=lambda copy: copy[1]):
+            self._poison_blocks([block_id])
+            if slot in self.host:
+                self.layer_0[self._span(block_id)], self.layer_1[self._span(block_id)] = self.host[slot]
+        self.num_copied.update({"out": len(plan.copies_out), "in": len(plan.copies_in)})
+
+    def _span(self, block_id: int) -> slice:
+        return slice(block_id * self.block_size, (block_id + 1) * self.block_size)
 
     def _apply_changes(self, plan: StepPlan) -> None:
         starts = dict(zip(plan.rows, plan.start_positions, strict=True))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Literal
 
 import uvicorn
-from fastapi import FastAPI
 
 from support.fake_client import WAIT_S
 
@@ -15,8 +15,8 @@ from support.fake_client import WAIT_S
 class _Server(uvicorn.Server):
     """Says when it listens; leaves the signals of the process alone."""
 
-    def __init__(self, app: FastAPI) -> None:
-        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none"))
+    def __init__(self, app: Any, lifespan: Literal["on", "off"]) -> None:
+        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan=lifespan, ws="none"))
         self.listening = threading.Event()
 
     async def startup(self, sockets: object = None) -> None:
@@ -25,9 +25,9 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def live_server(app: FastAPI) -> Iterator[str]:
-    """The base URL (without /v1) of a server that runs the app until the block ends."""
-    server = _Server(app)
+def live_server(app: Any, *, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
+    """The base URL (without /v1) of a server that runs an ASGI app until the block ends."""
+    server = _Server(app, lifespan)
     thread = threading.Thread(target=server.run, name="live-server", daemon=True)
     thread.start()
     assert server.listening.wait(WAIT_S), "the server did not start"

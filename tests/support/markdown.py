@@ -8,20 +8,23 @@ from pathlib import Path
 
 from support.repository import ROOT
 
-BLOCK = re.compile(r"(?:<!-- test: (?P<need>\w+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r'(?:<!-- test: (?P<need>\w+) -->\n)?```(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?\n(?P<text>.*?)^```', re.DOTALL | re.MULTILINE
+)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 SPAN = re.compile(r"`([^`\n]+)`")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block; `need` is what the comment above it says that it takes to run."""
+    """One fenced block; `need` is what the comment above it says that it takes to run, `title` the file that it is."""
 
     page: Path
     line: int
     language: str
     text: str
     need: str | None
+    title: str | None = None
 
     @property
     def id(self) -> str:
@@ -33,14 +36,14 @@ def pages() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks(page: Path, language: str) -> list[Block]:
-    """Its fenced blocks of one language."""
+def blocks(page: Path, language: str | None = None) -> list[Block]:
+    """Its fenced blocks, of one language or of all."""
     text = page.read_text(encoding="utf-8")
-    return [
-        Block(page, text.count("\n", 0, match.start("text")), language, match["text"], match["need"])
+    found = [
+        Block(page, text.count("\n", 0, match.start("text")), match["language"], match["text"], match["need"], match["title"])
         for match in BLOCK.finditer(text)
-        if match["language"] == language
     ]
+    return [block for block in found if language in (None, block.language)]
 
 
 def links(page: Path) -> list[str]:
@@ -49,6 +52,17 @@ def links(page: Path) -> list[str]:
     return [target.split("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
 
 
-def spans(page: Path) -> list[str]:
-    """Text in single backticks, outside fenced blocks."""
-    return SPAN.findall(BLOCK.sub("", page.read_text(encoding="utf-8")))
+def spans(page: Path, without: re.Pattern[str] | None = None) -> list[str]:
+    """Text in single backticks, outside fenced blocks and outside what `without` matches."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    return SPAN.findall(text if without is None else without.sub("", text))
+
+
+def tables(page: Path) -> dict[str, list[list[str]]]:
+    """The rows of the table under each heading, cell by cell, without its head."""
+    found = {}
+    for section in re.split(r"^#+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        rows = [[cell.strip() for cell in line.strip("|").split(" |")] for line in section.splitlines() if line.startswith("|")]
+        if rows:
+            found[section.splitlines()[0]] = rows[2:]
+    return found

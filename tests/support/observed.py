@@ -13,6 +13,7 @@ from pagedcore.core.events import Admitted, Arrived, Event, Finished, StepEvents
 from pagedcore.core.lookup import BlockHash, LookupReport
 from pagedcore.messages import AddRequest
 from pagedcore.observe.exposition import metrics_text
+from pagedcore.observe.ledger import Ledger
 from pagedcore.observe.recorder import Recorder, RecorderInfo
 from pagedcore.sampling_params import SamplingParams
 
@@ -30,11 +31,13 @@ class FakeClock:
 class Engine:
     """A recorder with its own registry and clock, fed by hand."""
 
-    def __init__(self, *, registry: CollectorRegistry | None = None, clock: FakeClock | None = None, **info: Any) -> None:
+    def __init__(
+        self, *, registry: CollectorRegistry | None = None, clock: FakeClock | None = None, ledger: Ledger | None = None, **info: Any
+    ) -> None:
         self.registry = CollectorRegistry() if registry is None else registry
         self.clock = clock or FakeClock()
         settings = {"model_name": "m", "block_size": BLOCK_SIZE, "num_blocks": 64, **info}
-        self.recorder = Recorder(RecorderInfo(**settings), registry=self.registry, clock=self.clock)
+        self.recorder = Recorder(RecorderInfo(**settings), registry=self.registry, clock=self.clock, ledger=ledger)
 
     def step(self, *events: Event, **facts: Any) -> StepEvents:
         """Record one batch. Something runs unless the facts say otherwise, so nothing is exported by being idle."""
@@ -54,7 +57,7 @@ class Engine:
         )
 
     def samples(self) -> dict[str, float]:
-        return samples_of(metrics_text(self.registry)[0].decode())
+        return samples_of_registry(self.registry)
 
     def value(self, name: str, **labels: str) -> float:
         """One sample of this engine."""
@@ -63,6 +66,11 @@ class Engine:
 
 def sample_key(name: str, labels: dict[str, str]) -> str:
     return name + "{" + ",".join(f"{k}={v}" for k, v in sorted(labels.items())) + "}"
+
+
+def samples_of_registry(registry: CollectorRegistry) -> dict[str, float]:
+    """What a scrape of this process shows."""
+    return samples_of(metrics_text(registry)[0].decode())
 
 
 def samples_of(text: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pagedcore.core.events import Admitted, Arrived, BlockEvicted, Finished, Preempted, PrefillChunk, Resumed
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.scheduler import Scheduler
+from pagedcore.host_tier.swapped import Swapped
 from pagedcore.messages import AddRequest
 from support.core_builders import Driver, make_request
 from support.fake_runner import VOCAB_SIZE, FakeRunner, next_token
@@ -33,10 +34,12 @@ class Scenario:
         return [request for requests in self.arrivals.values() for request in requests]
 
 
-def make_scenario(seed: int) -> Scenario:
-    """Draw a scenario. Pools are so small that requests give way to each other all the time."""
+def make_scenario(seed: int, *, has_host_tier: bool = False) -> Scenario:
+    """Draw a scenario. Pools are so small that requests give way to each other all the time. A host tier changes nothing else."""
     rng = random.Random(seed)
     limits = _draw_limits(rng)
+    if has_host_tier:
+        limits = replace(limits, enable_prefix_caching=True, num_host_blocks=random.Random(f"host {seed}").choice((1, 2, 3, 5, 9, 40)))
     requests = _draw_requests(rng, limits)
     num_turns = rng.choice((1, 5, 30))
     arrivals: dict[int, list[AddRequest]] = defaultdict(list)
@@ -234,12 +237,30 @@ def _check_events(scenario: Scenario, driver: Driver) -> None:
     assert not admitted or max(admitted.values()) == 1, "a lookup was recorded twice"
     preempted = Counter(event.request_id for event in driver.events_of(Preempted))
     assert not preempted or max(preempted.values()) <= scenario.limits.max_preemptions
+    _check_swaps(driver)
     for event in finished:
         assert event.num_preemptions == preempted[event.request.request_id]
         if event.status != "error":
             num_tokens = len(driver.tokens[event.request.request_id])
             sampled = event.num_output_tokens + event.num_discarded_tokens
             assert sampled >= num_tokens >= event.num_output_tokens
+
+
+def _check_swaps(driver: Driver) -> None:
+    """Blocks go out while their request waits after a preemption, and come back at the moment it is resumed."""
+    waiting: set[str] = set()
+    resumed: tuple[str, float] | None = None
+    for event in driver.events:
+        if isinstance(event, Preempted):
+            waiting.add(event.request_id)
+        elif isinstance(event, Resumed):
+            waiting.remove(event.request_id)
+            resumed = (event.request_id, event.now_s)
+        elif isinstance(event, Finished):
+            waiting.discard(event.request.request_id)
+        elif isinstance(event, Swapped):
+            is_due = event.request_id in waiting if event.direction == "out" else resumed == (event.request_id, event.now_s)
+            assert is_due and event.num_blocks > 0, f"{event} comes at another time"
 
 
 def _check_bulk_counts(driver: Driver) -> None:
@@ -249,6 +270,9 @@ def _check_bulk_counts(driver: Driver) -> None:
     assert sum(len(step.inter_token_gaps_s) for step in driver.steps) == sum(map(len, driver.tokens.values())) - num_first
     if not driver.runner.failing_steps:
         assert sum(step.num_tokens for step in driver.steps) == num_computed
+        num_copied = driver.runner.num_copied
+        assert sum(step.num_swapped_out_blocks for step in driver.steps) == num_copied["out"]
+        assert sum(step.num_swapped_in_blocks for step in driver.steps) == num_copied["in"]
 
 
 def rare_paths(scenario: Scenario, driver: Driver) -> Counter[str]:
@@ -265,6 +289,10 @@ def rare_paths(scenario: Scenario, driver: Driver) -> Counter[str]:
             "eviction": len(driver.events_of(BlockEvicted)),
             "live hit": sum(lookup.live_blocks for lookup in lookups),
             "pool hit": sum(lookup.pool_blocks for lookup in lookups),
+            "host hit": sum(lookup.host_blocks for lookup in lookups),
+            "swapped out": sum(event.direction == "out" for event in driver.events_of(Swapped)),
+            "swapped in": sum(event.direction == "in" for event in driver.events_of(Swapped)),
+            "failed copy": len(driver.runner.failing_steps.intersection(driver.steps_with_copies)),
             "hole": sum(is_resident for lookup in lookups for _, is_resident, _ in lookup.missed),
             "in flight miss": sum(is_computed for lookup in lookups for _, _, is_computed in lookup.missed),
             "chunked prefill": sum(count > 1 for count in chunks.values()),

@@ -1,12 +1,14 @@
 """A server over an engine on the fake runner, with a pool so small that whatever the metrics tell of happens in seconds.
 
-Run as: python small_pool_app.py PORT. A request whose id is `FAILING_ID` fails on the device. HTTP names no class of requests:
-the program itself asks under one, as long as it runs.
+Run as: python small_pool_app.py PORT. A request whose id is `FAILING_ID` fails on the device.
+The program itself sends requests of a class, as long as it runs. The engine says how busy its device is, as by
+the driver of a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import threading
@@ -19,6 +21,7 @@ from pagedcore.core.scheduler import Scheduler
 from pagedcore.engine_build import recorder_info, scheduler_limits
 from pagedcore.engine_loop import EngineLoop, EngineParts
 from pagedcore.errors import RequestError
+from pagedcore.metrics_compat.ledgers import VllmLedger
 from pagedcore.observe.recorder import Recorder
 from pagedcore.openai import ServerSettings, build_app
 from pagedcore.sampling_params import SamplingParams
@@ -33,14 +36,16 @@ MAX_MODEL_LEN = 128
 
 
 def make_small_engine() -> AsyncEngine:
-    """24 blocks for four rows of up to 16 blocks each, and a queue of eight."""
+    """24 blocks for four rows of up to 16 blocks each, eight blocks of host memory beside them, and a queue of eight."""
     plan = make_plan(
         overlap=True, block_size=BLOCK_SIZE, num_blocks=24, max_model_len=MAX_MODEL_LEN, max_num_seqs=4, max_num_batched_tokens=32,
         max_waiting_requests=8,
     )  # fmt: skip
     info = ModelInfo(model_names=("fake",), max_model_len=MAX_MODEL_LEN, created_s=0, vocab_size=VOCAB_SIZE, max_waiting_requests=8)
     runner = FakeRunner(plan.num_blocks, plan.block_size, row_errors={FAILING_ID: "this row fails on purpose"})
-    scheduler, recorder = Scheduler(scheduler_limits(plan)), Recorder(recorder_info(plan))
+    limits = dataclasses.replace(scheduler_limits(plan), num_host_blocks=8)
+    scheduler, recorder = Scheduler(limits), Recorder(recorder_info(plan), ledger=VllmLedger())
+    recorder.set_device_utilization(0.5)
     return AsyncEngine(loop=EngineLoop(EngineParts(plan=plan, info=info, scheduler=scheduler, runner=runner, recorder=recorder)))
 
 

@@ -137,13 +137,28 @@ class ScriptedRunner:
         return StepResult(step_id=plan.step_id, sampled_token_ids=tokens)
 
 
-def make_replay_limits(block_size: int, num_blocks: int) -> SchedulerLimits:
-    return SchedulerLimits(block_size=block_size, num_blocks=num_blocks, max_model_len=4096, max_num_seqs=16, max_num_batched_tokens=2048)
+def make_replay_limits(block_size: int, num_blocks: int, num_host_blocks: int = 0) -> SchedulerLimits:
+    return SchedulerLimits(
+        block_size=block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_model_len=4096,
+        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+    )
 
 
-def replay(visits: list[Visit], *, block_size: int, num_blocks: int, record: Callable[[StepEvents], None] | None = None) -> float:
+def replay(
+    visits: list[Visit],
+    *,
+    block_size: int,
+    num_blocks: int,
+    num_host_blocks: int = 0,
+    record: Callable[[StepEvents], None] | None = None,
+) -> float:
     """Serve the traffic with a pool of that size; returns its hit rate. `record` sees every step's events."""
-    scheduler, runner, waiting = Scheduler(make_replay_limits(block_size, num_blocks)), ScriptedRunner(visits), deque(visits)
+    scheduler = Scheduler(make_replay_limits(block_size, num_blocks, num_host_blocks))
+    runner, waiting = ScriptedRunner(visits), deque(visits)
     turn, num_hits, num_tokens = 0, 0, 0
     while waiting or scheduler.has_work:
         while waiting and waiting[0].turn <= turn:

@@ -25,12 +25,7 @@ BLOCKS = "suffix:blocks/s"
 FAILED = "~error|rejected"
 _QUERIED = rate("prefix_cache_queries_tokens_total")
 _HIT_RATE = f"{rate('prefix_cache_hit_tokens_total')} / {_QUERIED}"
-_MINUTE_QUERIED = f"rate({series('prefix_cache_queries_tokens_total')}[1m])"
-_IDEAL = (
-    f"sum (({series('cache_ideal_hit_rate', window='1m')} >= 0) * ignoring (window) sum without (tenant) ({_MINUTE_QUERIED}))"
-    f" / sum ({_MINUTE_QUERIED})"
-)
-"""Weighted by tokens, as the hit rate is. An engine without lookups has NaN, which `>= 0` leaves out."""
+_IDEAL = f"{rate('prefix_cache_ideal_hit_tokens_total')} / {_QUERIED}"
 
 
 def _stat(title: str, help_text: str, unit: str, expr: str, steps: Any, width: int = 3) -> Panel:
@@ -54,7 +49,7 @@ HEALTH = (
         "Cache hit rate", "Prompt tokens that were not computed. Target: above 85 %, or 85 % of the ideal.", "percentunit",
         _HIT_RATE, HIT_RATE,
     ),
-    _stat("Ideal hit rate", "What an unbounded cache would give on the same prompts, last minute.", "percentunit", _IDEAL, NEUTRAL),
+    _stat("Ideal hit rate", "What an unbounded cache would give on the same prompts.", "percentunit", _IDEAL, NEUTRAL),
     _stat(
         "First token, p99", "Arrival to first token. Target: under 1 s.", "s",
         quantile(0.99, "time_to_first_token_seconds"), UNDER_A_SECOND,
@@ -86,7 +81,7 @@ CACHE = (
     Panel(
         title="Hit rate by level",
         help="page: eligible blocks that were there. prefix: prompt tokens not computed. pool: block acquisitions served by a cached block."
-        " Page above prefix shows holes: the head of a prefix was evicted before its tail. ideal: an unbounded cache, last minute.",
+        " Page above prefix shows holes: the head of a prefix was evicted before its tail. ideal: an unbounded cache.",
         unit="percentunit", maximum=1.0, width=12,
         queries=(
             Query(f"{rate('page_hits_total')} / {rate('page_lookups_total')}", "page"),
@@ -110,6 +105,7 @@ CACHE = (
         title="Misses by reason",
         help="Blocks per second that were not served. evicted: was here and was dropped. in_flight: another request computes it now."
         " hole: is here, behind a missing block. diverged: the prompt parts from a cached one. short: it shares less than a block."
+        " isolated: the same tokens are here under another salt or tenant."
         " cold: never seen. disabled: caching was off for the request.",
         unit=BLOCKS, stacked=True, queries=(Query(rate("cache_miss_blocks_total", by="reason"), "{{reason}}"),),
     ),
@@ -210,10 +206,19 @@ SCHEDULER = (
         title="Batch", help="Tokens and sequences of a step, on average.", unit=COUNT,
         queries=(Query(mean("step_tokens"), "tokens"), Query(mean("step_sequences"), "sequences")),
     ),
-    _quantiles("Step time", "One device step, from its start to its commit.", "step_seconds", width=12),
+    _quantiles("Step time", "One device step, from its start to its commit.", "step_seconds"),
     _quantiles(
         "Gap between steps", "From a commit to the start of the next step while requests run: the device idles.", "step_gap_seconds",
-        width=12,
+    ),
+    Panel(
+        title="Device time",
+        help="steps: step time over wall time. driver: share of time in which a kernel ran, whoever's, by the device's driver (NVML); it is"
+        " not there on a CPU.",
+        unit="percentunit", maximum=1.0,
+        queries=(
+            Query(f"avg(rate({series('step_seconds_sum')}[$__rate_interval]))", "steps"),
+            Query(f"avg({series('device_utilization_ratio')})", "driver"),
+        ),
     ),
 )  # fmt: skip
 

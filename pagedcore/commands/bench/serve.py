@@ -95,6 +95,8 @@ def point_of(arrivals: Arrivals, rounds: Sequence[OnlineRound]) -> Point:
         "first_token_p99_ms": Spread.over(rounds, lambda r: 1000 * percentile(first_token_s(r), 0.99)),
         "inter_token_p50_ms": Spread.over(rounds, lambda r: 1000 * weighted_percentile(inter_token_s(r), 0.5)),
         "inter_token_p99_ms": Spread.over(rounds, lambda r: 1000 * weighted_percentile(inter_token_s(r), 0.99)),
+        "settled_inter_token_p50_ms": Spread.over(rounds, lambda r: 1000 * weighted_percentile(settled_inter_token_s(r), 0.5)),
+        "settled_inter_token_p99_ms": Spread.over(rounds, lambda r: 1000 * weighted_percentile(settled_inter_token_s(r), 0.99)),
         "end_to_end_p50_s": Spread.over(rounds, lambda r: percentile(end_to_end_s(r), 0.5)),
         "end_to_end_p99_s": Spread.over(rounds, lambda r: percentile(end_to_end_s(r), 0.99)),
         "client_cpu_fraction": Spread.over(rounds, lambda r: r.client_cpu_fraction),
@@ -125,14 +127,20 @@ def inter_token_s(result: OnlineRound) -> list[tuple[float, float]]:
     return [gap for one in result.answered for gap in _gaps(one)]
 
 
-def _gaps(one: Answered) -> list[tuple[float, float]]:
+def settled_inter_token_s(result: OnlineRound) -> list[tuple[float, float]]:
+    """Those that began when every stream had its first token, so that no prompt was computed beside them. There may be none."""
+    last_first_s = max(one.stream.arrivals[0][0] for one in result.answered)
+    return [gap for one in result.answered for gap in _gaps(one, last_first_s)]
+
+
+def _gaps(one: Answered, since_s: float = 0.0) -> list[tuple[float, float]]:
     """Where the server counts in every event, by its counts; else an arrival brings its stream's mean number of tokens."""
     arrivals = one.stream.arrivals
     mean = (one.stream.num_tokens or 0) / len(arrivals)
     gaps = []
     for (earlier_s, before), (later_s, after) in pairwise(arrivals):
         tokens = mean if before is None or after is None else after - before
-        if tokens > 0:
+        if tokens > 0 and earlier_s >= since_s:
             gaps.append(((later_s - earlier_s) / tokens, float(tokens)))
     return gaps
 

@@ -139,6 +139,7 @@ COLUMNS: dict[Command, Sequence[Column]] = {
         ("range of\nrounds", _range("output_tokens_per_s")),
         ("first token\nms p50/p99", _pair("first_token_p50_ms", "first_token_p99_ms")),
         ("inter-token\nms p50/p99", _pair("inter_token_p50_ms", "inter_token_p99_ms")),
+        ("settled\nms p99", _value("settled_inter_token_p99_ms")),
         ("whole s\np50/p99", _pair("end_to_end_p50_s", "end_to_end_p99_s")),
     ),
     "kernels": (
@@ -157,7 +158,8 @@ TIMED: dict[Command, str] = {
     "throughput": f"Timed: from before the first request is sent until the last has its last token; {EMPTY}",
     "latency": f"Timed: (median time of n tokens - median time of 1) / (n - 1), whole batches sent at once; {EMPTY}",
     "prefix": f"Timed: all requests sent at once, until the last has its last token; {EMPTY}",
-    "serve": "Timed in the clients: all from when a request was due; inter-token times a token; tokens as the server's usage counts.",
+    "serve": "Timed in the clients: all from when a request was due; inter-token times a token; "
+    "settled: of those after the last first token; tokens as the server's usage counts.",
     "kernels": (
         "Timed: replays of a CUDA graph (prefill: calls), past the L2 cache. The roof is what this card reached just before. "
         "Work: sequences x tokens; linear: rows x inputs x outputs."

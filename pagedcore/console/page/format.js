@@ -39,6 +39,13 @@ export function ago(s) {
   return s < 3600 ? `${Math.floor(s / 60)} min ago` : `${Math.floor(s / 3600)} h ago`;
 }
 
+const WAITS = { blocks: "KV blocks", max_num_seqs: "a row (max_num_seqs)", token_budget: "room in a step", priority: "an earlier class", next_step: "the next step", tenant_quota: "its quota" };
+
+/** What a request waits for, in words. */
+export function waitFor(reason) {
+  return WAITS[reason] ?? reason.replaceAll("_", " ");
+}
+
 export function bytes(n) {
   if (!n) return NOTHING;
   return n >= 2 ** 30 ? `${(n / 2 ** 30).toFixed(1)} GiB` : `${(n / 2 ** 20).toFixed(0)} MiB`;

@@ -3,7 +3,8 @@
 import { drawBlocks } from "./blocks.js";
 import { TimeChart } from "./charts.js";
 import { byId, el, setFacts, setText, svg } from "./dom.js";
-import { bytes, count, percent, rate, seconds } from "./format.js";
+import { drawTenants } from "./tenants.js";
+import { bytes, count, percent, rate, seconds, waitFor } from "./format.js";
 
 const SPAN_S = 120;
 const FIGURE_S = 5; // a slow device commits less than one step a second
@@ -59,6 +60,7 @@ export class Now {
     drawMisses(stats.miss_blocks);
     this.drawTokens(stats, past);
     this.drawBatch(stats, past);
+    drawTenants(stats.tenants);
     if (stats.blocks) drawBlocks(stats.blocks, stats);
   }
 
@@ -69,6 +71,8 @@ export class Now {
     setFacts(byId("tokens-facts"), [
       ["First token p50", seconds(minute.ttft_p50_s)],
       ["First token p99", seconds(minute.ttft_p99_s)],
+      ["Between tokens", seconds(minute.token_gap_p50_s)],
+      ["Longest gap", seconds(minute.token_gap_max_s)],
       ["Prompt tok/s", rate(minute.prefill_tokens_per_s)],
       ["Generated", count(stats.sampled_tokens)],
     ]);
@@ -81,7 +85,7 @@ export class Now {
     this.batch.draw(series, `${stats.num_running} requests run, ${stats.num_waiting} wait`);
     const reasons = Object.entries(stats.num_waiting_by_reason).filter(([, waiting]) => waiting > 0);
     setFacts(byId("batch-facts"), [
-      ["Waiting for", reasons.map(([reason, waiting]) => `${reason.replaceAll("_", " ")} ${waiting}`).join(", ") || "nothing"],
+      ["Waiting for", reasons.map(([reason, waiting]) => `${waitFor(reason)}: ${waiting}`).join(", ") || "nothing"],
       ["Most at once", count(stats.max_num_seqs)],
       ["Ended in 1 min", count(stats.last_minute.num_ended)],
       ["Preemptions", count(stats.num_preemptions)],

@@ -1,18 +1,20 @@
 // The live page: tabs, the feed, and when to rest.
 
 import { refreshAdvice } from "./advice.js";
+import { WhatToChange } from "./change.js";
 import { KeyNeeded, Live, hasKey, setKey } from "./client.js";
 import { byId, el, setText } from "./dom.js";
 import { Now } from "./now.js";
 import { Requests } from "./requests.js";
 
 const TABS = ["now", "requests", "advice"];
-const SLOW_TAB_EVERY = { requests: 2, advice: 10 };
+const SLOW_TAB_EVERY = { now: 30, requests: 2, advice: 10 };
 
 const state = { tab: "now", engine: null, latest: null, isPaused: false, numEvents: 0 };
 
 const now = new Now();
 const requests = new Requests(onError);
+const change = new WhatToChange(onError);
 const live = new Live({ onEvent, onState: showState, onKeyNeeded: askForKey });
 
 // ---- the feed
@@ -36,7 +38,9 @@ function draw() {
   if (stats === undefined) return;
   setText("model", stats.model.split("/").at(-1));
   document.title = `${stats.num_running} running · pagedcore`;
-  if (state.tab === "now") now.draw(stats);
+  if (state.tab !== "now") return;
+  now.draw(stats);
+  change.draw(stats);
 }
 
 function showEngines(engines) {
@@ -115,6 +119,7 @@ function choose(tab, { focus = false } = {}) {
 }
 
 function refreshTab() {
+  if (state.tab === "now") change.refresh().then(draw);
   if (state.tab === "requests") requests.refresh();
   if (state.tab === "advice") refreshAdvice(shownStats(), onError);
 }

@@ -2,7 +2,7 @@
 
 import { getJson } from "./client.js";
 import { byId, el, setFacts, swatch } from "./dom.js";
-import { NOTHING, ago, count, millis, percent } from "./format.js";
+import { NOTHING, ago, count, millis, percent, waitFor } from "./format.js";
 import { REASONS } from "./now.js";
 
 const LIMIT = 100;
@@ -141,7 +141,8 @@ function timeline(record) {
     parts.push(el("ul", { class: "legend" }, ...sums(phases).map(([name, ms]) => el("li", {}, swatch(PHASES[name]), el("span", {}, name, " ", el("b", {}, millis(ms)))))));
   }
   const waits = Object.entries(record.waiting_reason_ms).filter(([, ms]) => ms >= 1);
-  if (waits.length > 0) parts.push(el("p", { class: "hint sentences" }, `Waited for ${waits.map(([reason, ms]) => `${reason.replaceAll("_", " ")} ${millis(ms)}`).join(", ")}.`));
+  if (record.e2e_ms !== null) parts.push(el("p", { class: "hint sentences" }, `The engine was done after ${millis(record.e2e_ms)}. What a client waited beyond that is transport: the way, a proxy that holds replies back, or a client that reads slowly. The engine waits for no reader.`));
+  if (waits.length > 0) parts.push(el("p", { class: "hint sentences" }, `Waited for ${waits.map(([reason, ms]) => `${waitFor(reason)} ${millis(ms)}`).join(", ")}.`));
   parts.push(el("ol", { class: "events" }, ...record.events.map((event) => el("li", {}, el("span", { class: "t" }, millis(event.t_ms)), el("span", {}, event.name.replaceAll("_", " "), factsOf(event))))));
   if (record.num_events_left_out > 0) parts.push(el("p", { class: "hint" }, `${count(record.num_events_left_out)} more events were not kept.`));
   return parts;

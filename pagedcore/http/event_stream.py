@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagedcore.openai.json_text import dumps
+from pagedcore.http.json_text import dumps
 
 T = TypeVar("T")
 

@@ -1,0 +1,167 @@
+"""The slots of host memory: what lies in them, which goes first, and what the next step copies."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pagedcore.host_tier.swap_watch import SwapWatch
+from pagedcore.host_tier.swapped import Swapped
+
+Copy = tuple[int, int]
+"""(device block, host slot)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What one step copies before it computes anything: all of `out`, then all of `back`."""
+
+    out: tuple[Copy, ...] = ()
+    """Device block to host slot; no slot stands there twice."""
+    back: tuple[Copy, ...] = ()
+    """Host slot to device block."""
+    swapped_out: tuple[Swapped, ...] = ()
+    """Whose blocks are among `out`, of the preempted requests that wait."""
+
+
+_NO_COPIES = Copies()
+
+
+class HostTier:
+    """Owns the host's slots: their contents by block hash, the LRU order, who reads them, and the copies that no plan carries yet.
+
+    A slot is free, or filled and found by its block's hash, or held: read by a step that is planned or in flight. A held slot is
+    found, too, unless it was forgotten meanwhile; nobody gets it before that step is done::
+
+        free --put--> filled <--put of another block-- filled (the oldest)
+          ^             |  ^
+          '----clear----'  '--end_reads-- held <--hold-- filled        (forgotten while held: end_reads makes it free)
+
+    Why the copies are right, in whatever order steps are planned: the device makes the copies and the steps one after another, each
+    step's copies out, then its copies back, then its own writes. A block is evicted while no step in flight writes it, and its next
+    owner writes in the same step or later, so a copy out reads the evicted content. Of two copies out of one plan to one slot only
+    the last is kept, and a held slot is not filled anew, so a copy back reads what was put there.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        """0 slots are no tier: nothing is kept, and nothing is found."""
+        self.num_slots = num_slots
+        self._free = deque(range(num_slots))
+        self._slots: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}
+        """The same by slot."""
+        self._order: OrderedDict[bytes, None] = OrderedDict()
+        """Of the filled slots that are not held, the next to be given up first."""
+        self._num_reads: Counter[int] = Counter()
+        """Of the held slots."""
+        self._out: dict[int, int] = {}
+        """Slot -> device block."""
+        self._back: list[Copy] = []
+        self._watch = SwapWatch()
+
+    @property
+    def num_swapped_requests(self) -> int:
+        """Preempted requests that wait while blocks of theirs were copied out."""
+        return self._watch.num_swapped_requests
+
+    def num_leading(self, block_hashes: Iterable[bytes]) -> int:
+        """How many of these blocks are here, up to the first that is not; asks for no hash behind it."""
+        num_found = 0
+        for block_hash in block_hashes:
+            if block_hash not in self._slots:
+                break
+            num_found += 1
+        return num_found
+
+    def order(self) -> list[bytes]:
+        """The blocks that can be given up, the next one first."""
+        return list(self._order)
+
+    def put(self, block_hash: bytes, device_block: int) -> None:
+        """Keep the content of a block that the device gives up: the next plan copies it out. What is here already is only made the newest.
+
+        Nothing is kept when every slot is held.
+        """
+        if block_hash in self._slots:
+            if block_hash in self._order:
+                self._order.move_to_end(block_hash)
+            return
+        slot = self._take_slot()
+        if slot is not None:
+            self._slots[block_hash], self._hashes[slot] = slot, block_hash
+            self._order[block_hash] = None
+            self._out[slot] = device_block
+
+    def hold(self, block_hashes: Sequence[bytes]) -> list[int]:
+        """The slots of these blocks, which are here. A plan that is being made will read them."""
+        slots = [self._slots[block_hash] for block_hash in block_hashes]
+        for block_hash in block_hashes:
+            self._order.pop(block_hash, None)
+        self._num_reads.update(slots)
+        return slots
+
+    def copy_back(self, device_blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """The next plan copies these held slots to these blocks."""
+        self._back += zip(device_blocks, slots, strict=True)
+
+    def take_copies(self, now_s: float) -> Copies:
+        """Hand over the copies for the plan that is being made."""
+        if not (self._out or self._back):
+            return _NO_COPIES
+        swapped_out = self._watch.note_copied((self._hashes[slot] for slot in self._out), now_s)
+        copies = Copies(tuple((block_id, slot) for slot, block_id in self._out.items()), tuple(self._back), swapped_out)
+        self._out, self._back = {}, []
+        return copies
+
+    def end_reads(self, copies_back: Iterable[Copy]) -> None:
+        """The step that made these copies is done, or failed. Its slots are the first to be given up, the last of them foremost: now the
+        device has what is in them, too.
+        """
+        for _, slot in copies_back:
+            self._num_reads[slot] -= 1
+            if self._num_reads[slot] == 0:
+                del self._num_reads[slot]
+                self._let_go(slot)
+
+    def clear(self) -> None:
+        """Forget every block. Slots that are held come back with `end_reads`."""
+        self._free.extend(slot for slot in self._hashes if slot not in self._num_reads)
+        for part in (self._slots, self._hashes, self._order, self._out):
+            part.clear()
+
+    def watch(self, request_id: str, block_hashes: Sequence[bytes]) -> None:
+        """A request that computed these blocks was preempted: `Copies.swapped_out` says when they are copied out."""
+        if self.num_slots:
+            self._watch.add(request_id, block_hashes)
+
+    def unwatch(self, request_id: str) -> None:
+        """It runs again, or is gone. Unknown ids are ignored."""
+        self._watch.remove(request_id)
+
+    def _take_slot(self) -> int | None:
+        """A free slot, or the oldest that is not held, whose block is forgotten."""
+        if self._free:
+            return self._free.popleft()
+        if not self._order:
+            return None
+        block_hash, _ = self._order.popitem(last=False)
+        return self._slots.pop(block_hash)
+
+    def _let_go(self, slot: int) -> None:
+        block_hash = self._hashes.get(slot)
+        if block_hash is None:
+            self._free.append(slot)
+        else:
+            self._order[block_hash] = None
+            self._order.move_to_end(block_hash, last=False)
+
+    def check_invariants(self, copies_in_flight: Iterable[Copy]) -> None:
+        """Raises AssertionError when the tier contradicts itself, or the copies back of the steps in flight."""
+        held, filled = self._num_reads.keys(), {self._slots[block_hash] for block_hash in self._order}
+        assert sorted([*self._free, *filled, *held]) == list(range(self.num_slots)), "a host slot is lost or doubled"
+        assert {slot: block_hash for block_hash, slot in self._slots.items()} == self._hashes, "the two indexes of host slots disagree"
+        assert filled <= self._hashes.keys() <= filled | held, "a host slot is found that is free"
+        reads = Counter(slot for _, slot in (*copies_in_flight, *self._back))
+        assert reads == self._num_reads, f"host slots are read {dict(reads)} and held {dict(self._num_reads)}"
+        assert self._out.keys() <= self._hashes.keys(), "a copy out fills a slot that is not found"

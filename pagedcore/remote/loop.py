@@ -1,0 +1,292 @@
+"""What stands in a front's process where the engine loop would, when that runs in another one."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from pagedcore.core.request_limits import check_size
+from pagedcore.engine_build import scheduler_limits
+from pagedcore.errors import EngineClosedError, EngineError, InvalidRequestError, PagedCoreError
+from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate
+from pagedcore.observe.stats import StatsSnapshot
+from pagedcore.outboxes import Outbox
+from pagedcore.remote.faults import engine_error_of
+from pagedcore.remote.frames import Abort, Add, Finish, Gather, Numbers, Refusal, Updates, Welcome
+from pagedcore.remote.link import Link, LinkSource
+from pagedcore.remote.numbers import Mirror
+from pagedcore.remote.open_requests import OpenRequests
+from pagedcore.remote.questions import RemoteAdvisor, RemoteInspector, RemoteTracer
+from pagedcore.shown import shown
+
+FLUSH_TIMEOUT_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+_live_loops: weakref.WeakSet[RemoteLoop] = weakref.WeakSet()
+
+
+class RemoteLoop:
+    """Owns the link to an engine, one after another, and the open requests of this front.
+
+    Does what `EngineLoop` does for a front. When the link is lost, all requests end with an error, and new ones are refused
+    until there is a link again; `is_alive` until the source gives up. A forked child has no link: every call is refused there.
+    """
+
+    grammars = None
+    """They are the engine's; a front checks with its own."""
+
+    def __init__(self, source: LinkSource) -> None:
+        """Raises what opening the first link raises."""
+        self._source = source
+        self._requests = OpenRequests()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._gone: str | None = None
+        """Why every call is refused for good."""
+        self._link: Link | None = source.open()
+        self._away = ""
+        """Why no request is taken at the moment."""
+        welcome = self._link.welcome
+        self._model = _model_of(welcome)
+        self.info = welcome.info
+        self.plan = replace(welcome.plan, config=welcome.plan.config.replace(isolation="process")) if source.is_owner else welcome.plan
+        self._limits = scheduler_limits(welcome.plan)
+        self._mirror = Mirror(welcome, self.flush_metrics) if source.is_owner else None
+        self.tracer, self.advisor, self.inspector = RemoteTracer(self.ask), RemoteAdvisor(self.ask), RemoteInspector(self.ask)
+        self._thread = threading.Thread(target=self._run, args=(self._link,), name="pagedcore-link", daemon=True)
+        _live_loops.add(self)
+
+    # ---- any thread
+
+    def start(self) -> None:
+        """Begin to listen. Raises `EngineClosedError` after `close`."""
+        self.raise_if_closed()
+        self._thread.start()
+        self._tell_label()
+
+    def submit(self, message: InboxMessage, outbox: Outbox | None = None) -> None:
+        """See `EngineLoop.submit`. Raises `EngineClosedError` also while there is no link."""
+        if isinstance(message, AddRequest):
+            assert outbox is not None, "an AddRequest needs an outbox"
+            self._add(message, outbox)
+            return
+        self.raise_if_closed()
+        link = self._link
+        if link is None or not self._requests.is_of(message.request_id, outbox):
+            return  # it has just ended, or the id is another front's
+        if isinstance(message, FinishRequest):
+            link.send(Finish(message.request_id, message.num_tokens, message.stop_reason))
+        else:
+            assert isinstance(message, AbortRequest)
+            link.send(Abort(message.request_id))
+
+    def _add(self, request: AddRequest, outbox: Outbox) -> None:
+        with self._lock:
+            link = self._linked()
+            self.raise_if_away()
+            is_new = self._requests.open(request.request_id, outbox)
+            if is_new:
+                link.send(Add(request))
+        if not is_new:
+            error = InvalidRequestError(f"request_id {shown(request.request_id)} is in use; give each request its own.", param="request_id")
+            outbox([RequestUpdate(request.request_id, [], finish_reason="error", status="rejected", error=error)])
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """See `EngineLoop.gathering`."""
+        link = self._linked()
+        link.send(Gather(is_open=True))
+        try:
+            yield
+        finally:
+            link.send(Gather(is_open=False))
+
+    def ask(self, name: str, kind: Any = Any, **arguments: Any) -> Any:
+        """What a function of the engine returns; see `Link.call`. Raises `EngineClosedError` while there is no link."""
+        return self._linked().call(name, kind, **arguments)
+
+    @property
+    def is_alive(self) -> bool:
+        """Not closed and not given up; it may be starting again at the moment."""
+        return self._gone is None
+
+    @property
+    def is_linked(self) -> bool:
+        """An engine is there and takes requests."""
+        return self._link is not None and not self._away
+
+    def stats(self) -> StatsSnapshot:
+        snapshot: StatsSnapshot = self.ask("stats", StatsSnapshot)
+        return snapshot
+
+    def flush_metrics(self) -> None:
+        """Bring the registry up to date, as far as the engine answers."""
+        with suppress(EngineError):
+            self.ask("flush_metrics", timeout_s=FLUSH_TIMEOUT_S)
+
+    def metrics_text(self, accept: str) -> tuple[bytes, str]:
+        """The exposition: of this process where it holds the engine's numbers, else the engine's own."""
+        if self._mirror is None:
+            text: tuple[bytes, str] = self.ask("metrics", tuple[bytes, str], accept=accept)
+            return text
+        from pagedcore.observe.exposition import metrics_text
+
+        return metrics_text(accept=accept)
+
+    def check(self) -> None:
+        """See `EngineLoop.check`."""
+        self.ask("check")
+
+    def reset_prefix_cache(self) -> bool:
+        """See `EngineLoop.reset_prefix_cache`."""
+        return bool(self.ask("reset_prefix_cache"))
+
+    def check_request(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
+        """Raise what adding such a request would raise for its size; asks nobody."""
+        check_size(self._limits, num_prompt_tokens, max_tokens)
+
+    def pause_recording(self) -> None:
+        """See `EngineLoop.pause_recording`. Raises `EngineError` for an engine that others use too."""
+        if not self._source.is_owner:
+            raise EngineError("This engine is shared by several processes; compute its warm-up prompts where it is started.")
+        self.ask("pause_recording")
+
+    def start_recording(self) -> None:
+        """See `EngineLoop.start_recording`."""
+        self.ask("start_recording")
+
+    def raise_if_closed(self) -> None:
+        """Raise `EngineClosedError` when this is closed or has given up."""
+        if self._gone is not None:
+            raise EngineClosedError(self._gone)
+
+    def raise_if_away(self) -> None:
+        """Raise `EngineClosedError` while no engine takes requests."""
+        if not self.is_linked:
+            raise EngineClosedError(self._gone or self._away)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the link to end by itself."""
+        self._thread.join(timeout_s)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End all requests of this front as aborted, and the engine where it is this front's. May be called twice."""
+        with self._lock:
+            self._gone = self._gone or "The engine is closed and takes no more requests; start a new engine."
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            link = self._link
+        if link is not None and self._thread.ident is None:
+            link.lose(EngineClosedError(self._gone))
+        elif link is not None:
+            link.finish()
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout_s)
+        self._source.close(timeout_s if link is not None else 0.0)
+        if self._mirror is not None:
+            self._mirror.close()
+
+    def disown(self) -> None:
+        """In a forked child: refuse everything, and leave the parent's link alone."""
+        self._gone = "The engine belongs to the process that this one was forked from; connect here, or fork before."
+        self._stop.set()
+        if self._link is not None:
+            os.close(self._link.detach())
+
+    def _linked(self) -> Link:
+        self.raise_if_closed()
+        link = self._link
+        if link is None:
+            raise EngineClosedError(self._away)
+        return link
+
+    def _tell_label(self) -> None:
+        if self._mirror is not None and self._mirror.engine != self.plan.config.metrics_instance:
+            with suppress(EngineError):
+                self.ask("name_engine", label=self._mirror.engine)
+
+    # ---- the link's thread
+
+    def _run(self, link: Link | None) -> None:
+        try:
+            while link is not None:
+                for frame in link.frames():
+                    self._take(frame)
+                link = self._recover(link)
+        finally:  # whatever went wrong here: nobody is left waiting
+            self._gone = self._gone or "The link to the engine failed; see the log, and connect anew."
+            self._requests.fail_all(EngineClosedError(self._gone))
+            if link is not None:
+                link.lose(EngineClosedError(self._gone))
+
+    def _take(self, frame: Any) -> None:
+        if isinstance(frame, Updates):
+            self._requests.deliver(frame.items)
+        elif isinstance(frame, Numbers):
+            if self._mirror is not None:
+                self._mirror.take(frame)
+        elif isinstance(frame, Refusal):
+            self._away = str(engine_error_of(frame.fault))
+
+    def _recover(self, link: Link) -> Link | None:
+        """The link has ended: tell everybody, and get another one unless that was meant."""
+        link.abort()  # the other side may still wait for what we say
+        with self._lock:
+            self._link, self._away = None, "The connection to the engine was lost; it is being restored."
+        reason = "The engine was closed." if self._stop.is_set() else self._source.explain_loss()
+        self._away = f"{reason} It is being restored; try again in a moment."
+        if self._mirror is not None:
+            self._mirror.lose()
+        self._requests.fail_all(EngineClosedError(f"{reason} This request ran there; send it again."))
+        link.lose(EngineClosedError(reason))
+        if self._stop.is_set():
+            return None
+        logger.error("%s", reason)
+        try:
+            return self._welcomed(self._source.reopen(self._stop))
+        except PagedCoreError as error:
+            logger.critical("%s", error)
+            self._gone = str(error)
+            return None
+
+    def _welcomed(self, link: Link | None) -> Link | None:
+        if link is None:
+            return None
+        if _model_of(link.welcome) != self._model:
+            link.lose(EngineClosedError(""))
+            raise EngineClosedError(f"The engine there now serves {link.welcome.plan.model_name}, another model than before; connect anew.")
+        with self._lock:
+            self._link, self._away = link, ""
+        logger.warning("The engine is there again, process %d.", link.welcome.pid)
+        threading.Thread(target=self._tell_label, name="pagedcore-label", daemon=True).start()
+        return link
+
+
+def _model_of(welcome: Welcome) -> tuple[object, ...]:
+    plan = welcome.plan
+    return plan.model_dir, plan.tokenizer_dir, plan.served_model_names, plan.vocab_size, plan.max_model_len, plan.eos_token_ids
+
+
+@atexit.register
+def _close_all() -> None:
+    for loop in list(_live_loops):
+        loop.close(timeout_s=5.0)
+
+
+def _disown_all() -> None:
+    for loop in list(_live_loops):
+        loop.disown()
+    _live_loops.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)

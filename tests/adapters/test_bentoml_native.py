@@ -1,0 +1,237 @@
+"""The typed API of the BentoML service through BentoML's own clients: replies, streams, errors, keys, and clients that leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bentoml
+import httpx
+import pytest
+from bentoml.exceptions import BentoMLException, InvalidArgument, ServiceUnavailable
+
+from pagedcore import QueueFullError, SamplingParams, StepFailedError
+from pagedcore.messages import RequestUpdate
+from pagedcore_adapters._bentoml_native import NOT_ANSWERED, ChatBody, GenerateBody
+from support.bentoml_served import client_of, served, service_on_fake_engine, warning_of_bentoml
+from support.fake_engine import ANSWER, FakeLoop
+
+pytestmark = warning_of_bentoml
+
+KEY = "a-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+MESSAGES = [{"role": "user", "content": "hi"}]
+PATHS = ("/generate", "/generate_stream", "/chat", "/chat_stream")
+ENDLESS = 10**9
+
+of_each_path = pytest.mark.parametrize("path", PATHS)
+
+
+@dataclasses.dataclass
+class Door:
+    url: str
+    loop: FakeLoop
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body_of(path, **options), headers=HEADERS, timeout=30)
+
+
+def body_of(path: str, **options: Any) -> dict[str, Any]:
+    return {**({"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}), **options}
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Door]:
+    service, loop = service_on_fake_engine(monkeypatch, tmp_path, api_keys=(KEY,))
+    with served(service) as url:
+        yield Door(url, loop)
+
+
+def test_the_synchronous_client_gets_replies_and_streams(door: Door) -> None:
+    with client_of(door.url, token=KEY) as client:
+        reply = client.generate(prompt="hi!", max_tokens=5)
+        assert reply.pop("request_id") == door.loop.requests[0].request_id
+        assert reply == {
+            "text": ANSWER[:5],
+            "finish_reason": "length",
+            "num_prompt_tokens": 3,
+            "num_cached_tokens": 2,
+            "num_output_tokens": 5,
+        }
+        assert client.chat(messages=MESSAGES, max_tokens=4)["text"] == ANSWER[:4]
+        assert "".join(client.generate_stream(prompt="hi", max_tokens=20)) == ANSWER[:20]
+        assert "".join(client.chat_stream(messages=MESSAGES, max_tokens=20)) == ANSWER[:20]
+    assert {request.adapter for request in door.loop.requests} == {"bentoml"}
+
+
+@pytest.mark.asyncio
+async def test_the_asynchronous_client_gets_replies_and_streams(door: Door) -> None:
+    async with bentoml.AsyncHTTPClient(door.url, token=KEY) as client:
+        assert (await client.generate(prompt="hi", max_tokens=5))["text"] == ANSWER[:5]
+        pieces = [piece async for piece in client.chat_stream(messages=MESSAGES, max_tokens=300)]
+        client._temp_dir.cleanup()
+    assert len(pieces) > 3
+    assert "".join(pieces) == (ANSWER * 10)[:300]
+
+
+def test_a_chat_is_rendered_by_the_template_and_a_prompt_is_not(door: Door) -> None:
+    door.post("/chat", max_tokens=1)
+    door.post("/generate", max_tokens=1)
+    prompts = [door.loop.text.decode(list(request.prompt_token_ids)) for request in door.loop.requests]
+    assert prompts == ["user: hi\nassistant: ", "hi"]
+
+
+def test_sampling_parameters_arrive_as_the_client_wrote_them(door: Door) -> None:
+    asked: dict[str, Any] = {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "seed": 7,
+        "stop": "capital",
+        "bad_words": ["no", "never"],
+        "stop_token_ids": [9],
+        "logit_bias": {"5": 1.5},
+    }
+    with client_of(door.url, token=KEY) as client:
+        assert "capital" not in client.generate(prompt="hi", **{**asked, "max_tokens": 30})["text"]
+        client.generate(prompt="hi", **asked)
+    expected = SamplingParams(**{**asked, "logit_bias": {5: 1.5}})
+    assert door.loop.requests[1].params == expected
+
+
+def test_each_sampling_parameter_is_taken_but_those_that_a_reply_cannot_answer() -> None:
+    names = {field.name for field in dataclasses.fields(SamplingParams)} - set(NOT_ANSWERED)
+    assert set(GenerateBody.model_fields) == names | {"prompt"}
+    assert set(ChatBody.model_fields) == names | {"messages"}
+    assert SamplingParams(**GenerateBody(prompt="x").model_dump(exclude={"prompt"})) == SamplingParams()
+    assert all(field.description for name, field in GenerateBody.model_fields.items() if name in names)
+
+
+# ---- what is refused
+
+
+@of_each_path
+def test_an_unknown_field_is_refused_by_name(door: Door, path: str) -> None:
+    reply = door.post(path, tempo=1)
+    assert reply.status_code == 400
+    (problem,) = reply.json()["detail"]
+    assert (problem["loc"], problem["type"]) == (["tempo"], "extra_forbidden")
+    assert door.loop.requests == []
+
+
+def test_an_unknown_field_of_a_message_is_refused_by_name(door: Door) -> None:
+    reply = door.post("/chat", messages=[{**MESSAGES[0], "name": "me"}])
+    assert reply.status_code == 400
+    assert reply.json()["detail"][0]["loc"] == ["messages", 0, "name"]
+
+
+@of_each_path
+def test_a_value_out_of_range_is_an_error_of_openais_shape(door: Door, path: str) -> None:
+    reply = door.post(path, temperature=-1)
+    assert reply.status_code == 400
+    assert reply.json()["error"] == {
+        "message": "temperature is -1.0 and must be between 0 and 100.",
+        "type": "invalid_request_error",
+        "param": "temperature",
+        "code": "invalid_value",
+    }
+
+
+def test_bentomls_client_raises_the_sentence(door: Door) -> None:
+    with client_of(door.url, token=KEY) as client:
+        with pytest.raises(InvalidArgument, match=r"temperature is -1\.0 and must be between 0 and 100"):
+            client.generate(prompt="hi", temperature=-1)
+        with pytest.raises(InvalidArgument, match=r"temperature is -1\.0"):
+            list(client.generate_stream(prompt="hi", temperature=-1))
+        with pytest.raises(TypeError, match="tempo"):
+            client.generate(prompt="hi", tempo=1)
+
+
+@of_each_path
+def test_without_the_key_nobody_is_answered(door: Door, path: str) -> None:
+    reply = httpx.post(door.url + path, json=body_of(path), timeout=30)
+    assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert door.loop.requests == []
+
+
+@of_each_path
+def test_a_full_queue_is_429_with_retry_after(door: Door, path: str) -> None:
+    refuse_all(door.loop, QueueFullError("The queue is full.", retry_after_s=2.5))
+    reply = door.post(path)
+    assert (reply.status_code, reply.headers["Retry-After"]) == (429, "3")
+    assert reply.json()["error"] == {"message": "The queue is full.", "type": "rate_limit_error", "param": None, "code": "queue_full"}
+
+
+def test_a_draining_engine_is_503_ready_says_so_and_bentomls_client_raises(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client_of(door.url, token=KEY) as client:
+        assert httpx.get(door.url + "/readyz").status_code == 200
+        monkeypatch.setattr(door.loop, "is_closed", True)
+        assert [httpx.get(door.url + path).status_code for path in ("/readyz", "/livez", "/ready", "/health")] == [503] * 4
+        with pytest.raises(ServiceUnavailable, match="The engine is closed"):
+            client.generate(prompt="hi")
+        monkeypatch.undo()
+
+
+def refuse_all(loop: FakeLoop, error: BaseException) -> None:
+    """Answer each request with `error` instead of running it."""
+
+    def submit(message: Any, outbox: Any = None) -> None:
+        if outbox is not None:
+            outbox([RequestUpdate(request_id=message.request_id, new_token_ids=[], finish_reason="error", status="rejected", error=error)])  # type: ignore[arg-type]
+
+    loop.submit = submit  # type: ignore[method-assign]
+
+
+# ---- what ends early
+
+
+@pytest.mark.parametrize("path", ["/generate_stream", "/chat_stream"])
+def test_a_client_that_leaves_a_stream_ends_the_request(door: Door, path: str) -> None:
+    with httpx.stream("POST", door.url + path, json=body_of(path, max_tokens=ENDLESS), headers=HEADERS, timeout=30) as reply:
+        next(reply.iter_bytes())
+        (request,) = door.loop.requests
+    assert door.loop.wait_until(lambda: door.loop.aborted == [request.request_id])
+
+
+@pytest.mark.parametrize("path", ["/generate", "/chat"])
+def test_a_client_that_stops_waiting_for_a_reply_ends_the_request(door: Door, path: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(door.url + path, json=body_of(path, max_tokens=ENDLESS), headers=HEADERS, timeout=httpx.Timeout(30, read=0.5))
+    assert door.loop.wait_until(lambda: len(door.loop.aborted) == 1)
+
+
+def end_of_stream(door: Door, path: str, act: Callable[[], None]) -> None:
+    """Read a stream's beginning, then act, then read the rest."""
+    body = body_of(path, max_tokens=ENDLESS)
+    with httpx.stream("POST", door.url + path, json=body, headers=HEADERS, timeout=30) as reply:
+        pieces = reply.iter_bytes()
+        next(pieces)
+        act()
+        list(pieces)
+
+
+@pytest.mark.parametrize("path", ["/generate_stream", "/chat_stream"])
+def test_a_stream_that_fails_midway_breaks_and_does_not_look_whole(door: Door, path: str) -> None:
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        end_of_stream(door, path, lambda: fail_all(door.loop))
+
+
+def test_a_stream_whose_request_is_aborted_breaks_too(door: Door) -> None:
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        end_of_stream(door, "/generate_stream", door.loop.close)
+
+
+def fail_all(loop: FakeLoop) -> None:
+    with loop._changed:
+        for request_id in list(loop._running):
+            loop._end(request_id, finish_reason="error", status="error", error=StepFailedError("The step failed."))
+
+
+def test_a_failed_reply_is_500_with_the_sentence(door: Door) -> None:
+    refuse_all(door.loop, StepFailedError("The step failed."))
+    with client_of(door.url, token=KEY) as client, pytest.raises(BentoMLException) as raised:
+        client.generate(prompt="hi")
+    assert json.loads(str(raised.value))["error"]["message"] == "The step failed."
