@@ -36,7 +36,7 @@ class SummaryAPI(PagedCoreAPI):
         return prompt, SamplingParams(temperature=0, max_tokens=40)
 
     async def encode_response(self, output: RequestOutput, **unused: Any) -> dict[str, Any]:
-        return {"summary": output.outputs[0].text.strip(), "cached_tokens": output.num_cached_tokens}
+        return {"summary": output.outputs[0].text.strip(), "num_cached_tokens": output.num_cached_tokens}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,6 +16,9 @@ from pagedcore.config import EngineConfig
 from pagedcore.errors import ConfigError, PagedCoreError, RequestError
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.tools.forms import FORMS, FormName
+
+if TYPE_CHECKING:
+    from pagedcore.openai.settings import ServerSettings
 
 app = typer.Typer(
     name="pagedcore",
@@ -30,6 +33,7 @@ app = typer.Typer(
 app.add_typer(bench_app)
 
 TOOL_PARSERS = ("auto", *FORMS)
+DrainTimeout = Annotated[float, typer.Option(help="Seconds that open answers may take to end after a signal.", min=0.0)]
 USAGE_EXIT_CODE = 2
 FAILURE_EXIT_CODE = 1
 
@@ -116,6 +120,7 @@ def serve(
         int | None,
         typer.Option(help="HTTP processes over one engine process, without LitServe, for many streams at once.", min=1, show_default=False),
     ] = None,
+    drain_timeout_s: DrainTimeout = 30.0,
 ) -> None:
     """Serve an OpenAI-compatible endpoint.
 
@@ -124,48 +129,58 @@ def serve(
     """
     from pagedcore.console.indicators import parse_targets
     from pagedcore.http.api_keys import parse_tenant_keys
-
-    tenants, targets = parse_tenant_keys(tenant_key or ()), parse_targets(target or ())
-    if socket is not None or fronts is not None:
-        from pagedcore.commands.http_front import FrontPlan
-        from pagedcore.commands.serving import serve_by_fronts
-
-        if num_api_servers is not None:
-            raise ConfigError("--num-api-servers are LitServe's processes, which --socket and --fronts do without; give --fronts.")
-        parser = cast(FormName, tool_parser)
-        plan = FrontPlan(
-            engine_socket="",
-            host=host,
-            port=port,
-            api_keys=tuple(api_key or ()),
-            tenants=tenants,
-            ignored_fields=tuple(ignore_field or ()),
-            ui_show_text=ui_show_text,
-            tool_parser=parser,
-            targets=targets,
-        )
-        serve_by_fronts(with_model(config, source), socket, fronts or 1, plan, warmup_file, typer.echo)
-        return
-    from pagedcore.commands.greeting import greeting
-    from pagedcore.models.embedded import EMBEDDED_NAME
     from pagedcore.openai.settings import ServerSettings
-    from pagedcore_adapters.litserve_api import build_server
 
     config = with_model(config, source)
     settings = ServerSettings(
         api_keys=tuple(api_key or ()),
-        tenants=tenants,
+        tenants=parse_tenant_keys(tenant_key or ()),
         ignored_fields=tuple(ignore_field or ()),
-        adapter="litserve",
         ui_show_text=ui_show_text,
         tool_parser=cast(FormName, tool_parser),
-        targets=targets,
+        targets=parse_targets(target or ()),
     )
-    server = build_server(config, settings=settings, warmup_file=warmup_file, num_api_servers=num_api_servers)
+    if socket is None and fronts is None:
+        _serve_by_litserve(config, settings, host, port, num_api_servers, warmup_file, drain_timeout_s)
+        return
+    if num_api_servers is not None:
+        raise ConfigError("--num-api-servers are LitServe's processes, which --socket and --fronts do without; give --fronts.")
+    from pagedcore.commands.serving import serve_by_fronts
+
+    serve_by_fronts(
+        config,
+        settings,
+        host=host,
+        port=port,
+        engine_socket=socket,
+        num_fronts=fronts or 1,
+        warmup_file=warmup_file,
+        drain_timeout_s=drain_timeout_s,
+        say=typer.echo,
+    )
+
+
+def _serve_by_litserve(
+    config: EngineConfig,
+    settings: ServerSettings,
+    host: str,
+    port: int,
+    num_api_servers: int | None,
+    warmup_file: Path | None,
+    drain_timeout_s: float,
+) -> None:
+    from pagedcore.commands.greeting import greeting
+    from pagedcore.models.embedded import EMBEDDED_NAME
+    from pagedcore_adapters.litserve_api import build_server
+
+    server = build_server(
+        config, settings=settings, warmup_file=warmup_file, num_api_servers=num_api_servers, drain_timeout_s=drain_timeout_s
+    )
     names = (config.served_model_name,) if isinstance(config.served_model_name, str) else config.served_model_name
     name = names[0] if names else config.model or EMBEDDED_NAME
+    hello = greeting(host, port, name, needs_key=bool(settings.api_keys or settings.tenants))
     typer.echo(f"pagedcore loads {name} ...")
-    server.run(host=host, port=port, on_ready=lambda: typer.echo(greeting(host, port, name, needs_key=bool(api_key or tenants))))
+    server.run(host=host, port=port, on_ready=lambda: typer.echo(hello))
 
 
 @app.command()
@@ -174,7 +189,7 @@ def engine(
     config: EngineConfig,
     socket: Annotated[Path, typer.Option(help="Path of the Unix socket to listen at; only this user can connect.", show_default=False)],
     source: ModelArgument = None,
-    grace: Annotated[float, typer.Option(help="Seconds that running requests may take to end after a signal.", min=0.0)] = 30.0,
+    drain_timeout_s: DrainTimeout = 30.0,
     warmup_file: Annotated[
         Path | None, typer.Option(help="Prompts computed before the first request; see `pagedcore serve`.", show_default=False)
     ] = None,
@@ -183,9 +198,9 @@ def engine(
 
     Any number of processes attach to it: pagedcore serve --socket, AsyncEngine.connect(path).
     """
-    from pagedcore.commands.serving import serve_engine
+    from pagedcore.commands.engine_process import serve_engine
 
-    serve_engine(with_model(config, source), socket, grace, warmup_file)
+    serve_engine(with_model(config, source), socket, drain_timeout_s, warmup_file)
 
 
 @app.command()

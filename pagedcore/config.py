@@ -19,6 +19,7 @@ DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
 DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:[0-9]+)?")
 MAX_BATCH_WAIT_MS = 60_000.0
+MAX_SWAP_GIB = 1 << 20
 QUANTIZATION_NAMES = ("gptq", "awq", "gptq_marlin", "awq_marlin", "compressed-tensors")
 
 
@@ -65,7 +66,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     """Share full prompt blocks between requests by their content."""
     tensor_parallel_size: int = 1
-    """Number of GPUs that share each layer."""
+    """Number of GPUs that share each layer: 1, since this version has no tensor parallelism."""
     max_num_seqs: int = 256
     """Most requests that run at once; others wait, none is dropped."""
     max_num_batched_tokens: int | None = None
@@ -314,7 +315,7 @@ def _validate_numbers(c: EngineConfig) -> None:
     _require(0.0 < util <= 1.0, f"gpu_memory_utilization is {util!r} and must be above 0 and at most 1.")
     _require(0.0 <= watermark < 1.0, f"watermark_fraction is {watermark!r} and must be at least 0 and below 1.")
     _require(0.0 <= wait_ms <= MAX_BATCH_WAIT_MS, f"max_batch_wait_ms is {wait_ms!r} and must be between 0 and {MAX_BATCH_WAIT_MS:g}.")
-    _require(0 <= c.swap_space < float("inf"), f"swap_space is {c.swap_space!r} GiB and must be a finite number that is not negative.")
+    _require(0 <= c.swap_space <= MAX_SWAP_GIB, f"swap_space is {c.swap_space!r} GiB and must be from 0 to {MAX_SWAP_GIB}.")
     is_found_again = c.swap_space == 0 or c.enable_prefix_caching
     _require(is_found_again, f"swap_space={c.swap_space!r} needs prefix caching, which finds blocks again; set enable_prefix_caching.")
     _validate_request_log(c)

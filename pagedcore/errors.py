@@ -19,7 +19,8 @@
     |-- EngineError (RuntimeError)          500
     |   |-- StepFailedError                 500   the step that computed this request failed
     |   |-- NoAnswerError                   504   a question of an operator was not answered in time
-    |   |-- EngineUnreachableError          503   no engine at a socket, another user's, or of another version
+    |   |-- EngineUnreachableError          503   no engine answers at a socket
+    |   |   `-- EngineRefusedError          503   it is another user's, or of another version
     |   `-- EngineClosedError               503   with retry_after_s
     |-- ModelLoadError (RuntimeError)       500
     |   |-- ModelSourceError                500   a model that cannot be found or fetched
@@ -31,6 +32,8 @@ what is wrong, the value, the limit, the setting to change.
 """
 
 from __future__ import annotations
+
+from pagedcore.shown import shown
 
 
 class PagedCoreError(Exception):
@@ -68,6 +71,11 @@ class InvalidRequestError(RequestError):
     """A field of the request has a value that is out of range or malformed; `param` names the field."""
 
     code = "invalid_value"
+
+
+def id_in_use(request_id: str) -> InvalidRequestError:
+    """What a request gets whose id another one has, which goes on."""
+    return InvalidRequestError(f"request_id {shown(request_id)} is in use; give each request its own.", param="request_id")
 
 
 class UnsupportedFeatureError(InvalidRequestError):
@@ -161,6 +169,12 @@ class EngineUnreachableError(EngineError):
 
     http_status = 503
     code = "engine_unreachable"
+
+
+class EngineRefusedError(EngineUnreachableError):
+    """The engine at a socket is another user's, or its version has other messages: trying again does not help."""
+
+    code = "engine_refused"
 
 
 class EngineClosedError(EngineError):

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from pagedcore.client import ModelInfo, RequestContext
-from pagedcore.errors import EngineClosedError, InvalidRequestError
+from pagedcore.errors import EngineClosedError, InvalidRequestError, id_in_use
 from pagedcore.grammar.grammars import Grammars, prepare
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from pagedcore.outputs import RequestOutput
@@ -281,8 +281,7 @@ class Front:
             if self._draining:
                 raise EngineClosedError("The engine is draining and takes no more requests.")
             if any(message.request_id in self._streams or message.request_id in self._ending for message in messages):
-                message_text = f"request_id {shown(stream.request_id)} is in use; give each request its own."
-                raise InvalidRequestError(message_text, param="request_id")
+                raise id_in_use(stream.request_id)
             for message in messages:
                 self._streams[message.request_id] = stream
         unsent = list(messages)

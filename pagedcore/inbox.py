@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from pagedcore.errors import EngineClosedError
-from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
+from pagedcore.messages import AddRequest, InboxMessage, failed_update
 from pagedcore.outboxes import Outbox
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Inbox:
             if kind == "call":
                 fulfil(answer, partial(_raise, error))
             elif isinstance(subject, AddRequest):
-                answer([RequestUpdate(subject.request_id, [], finish_reason="error", status="error", error=error)])
+                answer([failed_update(subject.request_id, error)])
 
     def _put(self, item: Item) -> None:
         self._items.put(item)

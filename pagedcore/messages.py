@@ -98,3 +98,8 @@ class RequestUpdate:
     def has_tokens_only(self) -> bool:
         """Nothing stands in it but new tokens."""
         return len(vars(self)) == 2
+
+
+def failed_update(request_id: str, error: PagedCoreError, status: Status = "error") -> RequestUpdate:
+    """The last update of a request that failed, or with status "rejected" the only one of a request that was never taken."""
+    return RequestUpdate(request_id, [], finish_reason="error", status=status, error=error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from pagedcore.errors import PagedCoreError
-from pagedcore.messages import RequestUpdate
+from pagedcore.messages import RequestUpdate, failed_update
 
 Outbox = Callable[[list[RequestUpdate]], None]
 """Takes one step's updates of its requests. Called on the engine thread: hand them on and return."""
@@ -41,7 +41,7 @@ class Outboxes:
 
     def refuse(self, request_id: str, outbox: Outbox, error: PagedCoreError) -> None:
         """The request's only update is told by the next `tell_refused`."""
-        self._refused.append((outbox, RequestUpdate(request_id, [], finish_reason="error", status="rejected", error=error)))
+        self._refused.append((outbox, failed_update(request_id, error, "rejected")))
 
     def deliver(self, updates: Iterable[RequestUpdate], complete: Callable[[RequestUpdate], None]) -> None:
         """Hand each outbox its updates in one list. First and last ones, which carry a cache report, pass through `complete`; after its
@@ -75,4 +75,4 @@ class Outboxes:
         for request_id in list(self._by_id):
             outbox = self._by_id.pop(request_id, None)
             if outbox is not None:
-                outbox([RequestUpdate(request_id, [], finish_reason="error", status="error", error=error)])
+                outbox([failed_update(request_id, error)])

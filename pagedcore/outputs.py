@@ -23,7 +23,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Where one request's prompt tokens came from, and why blocks missed (METRICS: the partition is exact).
+    """Where one request's prompt tokens came from, and why blocks missed; the partition is exact.
 
     `num_prompt_tokens == live + pool + host + computed + abandoned` once the request has ended; while it runs,
     `abandoned_tokens` is 0 and `computed_tokens` is what will be computed.

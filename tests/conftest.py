@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,13 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-@pytest.fixture(autouse=True)
-def _garbage_is_not_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collection when an engine becomes ready takes longer than most tests; what it is for has tests of its own."""
-    if request.path.name != "test_garbage.py":
-        monkeypatch.setattr(garbage.GarbageHold, "take", lambda hold: None)
+@pytest.fixture(autouse=True, scope="session")
+def _garbage_is_not_held() -> Iterator[None]:
+    """The collection when an engine becomes ready takes longer than most tests; what it is for has tests of its own, which want no
+    other engine's hold."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(garbage.GarbageHold, "take", lambda hold: None)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, cast, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import bentoml
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -45,7 +45,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str
 
 

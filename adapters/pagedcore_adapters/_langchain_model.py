@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from pagedcore import AsyncEngine, EngineConfig
 from pagedcore.client import TextFront
 from pagedcore.errors import ConfigError, ModelNotFoundError, UnsupportedFeatureError
+from pagedcore.remote.loop import RemoteLoop
 from pagedcore.structured_outputs import StructuredOutputsParams
 from pagedcore_adapters._langchain_call import Call
 from pagedcore_adapters._langchain_options import CallOptions, read_options
@@ -56,7 +57,7 @@ class PagedCoreModel(BaseModel):
             raise ConfigError(f"{' and '.join(given)} were given; give an engine, the settings of a shared one, or a socket.")
         read_options({**self._options(), **self.model_kwargs}, is_chat=self.is_chat)
         if self.metrics_port is not None:
-            self._engine(None)  # the families exist once an engine does
+            _require_own_numbers(self._engine(None))  # the families exist once an engine does
             serve_metrics(self.metrics_port)
         return self
 
@@ -124,6 +125,15 @@ class PagedCoreModel(BaseModel):
 def _config(config: EngineConfig | Mapping[str, Any] | None, model: str | None) -> EngineConfig:
     base = config if isinstance(config, EngineConfig) else EngineConfig.from_mapping(config or {})
     return base if model is None else base.replace(model=model)
+
+
+def _require_own_numbers(engine: AsyncEngine) -> None:
+    """Raises `ConfigError` for an engine whose numbers are in another process."""
+    if isinstance(engine.loop, RemoteLoop) and not engine.loop.writes_numbers:
+        raise ConfigError(
+            "metrics_port serves this process' numbers, and those of an engine at a socket are in its own: scrape the /metrics of "
+            "`pagedcore serve --socket`, or read `engine.metrics_text()`."
+        )
 
 
 def require_text(engine: AsyncEngine) -> TextFront:

@@ -10,10 +10,8 @@ from typing import Any
 from pagedcore import AsyncEngine
 from pagedcore.client import EngineClient
 from pagedcore.errors import EngineClosedError
+from pagedcore.remote.attached import ENGINE_START_TIMEOUT_S
 from pagedcore_adapters._litserve_messages import Drain
-
-CONNECT_TIMEOUT_S = 300.0
-"""An engine that is started together with its servers may take so long to load."""
 
 
 class AttachedClient:
@@ -27,7 +25,7 @@ class AttachedClient:
     def start(self, *unused: Any, on_drained: Callable[[], None] = lambda: None, **also_unused: Any) -> None:
         """Connect, and load the tokenizer of the engine's model. Raises what `AsyncEngine.connect` raises."""
         self._on_drained = on_drained
-        self._engine = AsyncEngine.connect(self._path, timeout_s=CONNECT_TIMEOUT_S)
+        self._engine = AsyncEngine.connect(self._path, timeout_s=ENGINE_START_TIMEOUT_S)
 
     def engine_client(self) -> EngineClient:
         """What the routes ask. Raises `EngineClosedError` before the start."""

@@ -16,9 +16,9 @@ from pagedcore import AsyncEngine, EngineConfig, RequestOutput, SamplingParams
 from pagedcore.client import RequestContext
 from pagedcore.errors import ConfigError, InvalidRequestError, PagedCoreError
 from pagedcore.openai.errors import body_of
+from pagedcore.remote.attached import ENGINE_START_TIMEOUT_S
 from pagedcore.shown import shown
 from pagedcore.warm_up import WarmUpPrompt, as_token_ids
-from pagedcore_adapters._litserve_attached import CONNECT_TIMEOUT_S
 from pagedcore_adapters._litserve_hooks import current_worker_id
 from pagedcore_adapters._prometheus_dir import engine_label, ensure_multiprocess_dir, multiprocess_metrics
 
@@ -76,7 +76,7 @@ class PagedCoreAPI(LitAPI):
     def setup(self, device: str) -> None:
         """Load the model and warm up. Raises what `AsyncEngine` raises."""
         if self.socket is not None:
-            self.engine = AsyncEngine.connect(self.socket, timeout_s=CONNECT_TIMEOUT_S)
+            self.engine = AsyncEngine.connect(self.socket, timeout_s=ENGINE_START_TIMEOUT_S)
             return
         config = self.config.replace(metrics_instance=engine_label(self.config, current_worker_id()))
         self.engine = self.make_engine(config if device == "cpu" else config.replace(device=device))
@@ -165,7 +165,10 @@ _resolve_annotations(PagedCoreAPI)
 
 
 def add_metrics_route(app: FastAPI, path: str = "/metrics") -> None:
-    """Serve the numbers of all engines that the workers of a `LitServer` made on its app. (An engine at a socket serves its own.)"""
+    """Serve the numbers of all engines that the workers of a `LitServer` made on its app.
+
+    Those of an engine at a socket are not among them: `self.engine.metrics_text()` and every OpenAI front of it have them.
+    """
 
     @app.get(path)
     async def metrics() -> Response:
@@ -177,9 +180,9 @@ def _described(output: RequestOutput, text: str) -> dict[str, Any]:
     return {
         "text": text,
         "finish_reason": output.outputs[0].finish_reason,
-        "prompt_tokens": len(output.prompt_token_ids),
-        "cached_tokens": output.num_cached_tokens,
-        "completion_tokens": len(output.outputs[0].token_ids),
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "num_output_tokens": len(output.outputs[0].token_ids),
     }
 
 

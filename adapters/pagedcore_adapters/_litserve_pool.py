@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pagedcore.errors import EngineClosedError
-from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
+from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate, failed_update
 from pagedcore.routing.prefix_keys import prefix_keys
 from pagedcore.routing.router import Reason, Router, RoutingPolicy
 from pagedcore_adapters._litserve_gossip import Gossip, TellOthers
@@ -103,4 +103,4 @@ class WorkerPool:
 
 
 def _failed(request_id: str, message: str) -> RequestUpdate:
-    return RequestUpdate(request_id, [], finish_reason="error", status="error", error=EngineClosedError(message))
+    return failed_update(request_id, EngineClosedError(message))

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagedcore.engine_loop import EngineLoop
 from pagedcore.errors import EngineClosedError
-from pagedcore.messages import AddRequest, RequestUpdate
+from pagedcore.messages import AddRequest, RequestUpdate, failed_update
 from pagedcore.outboxes import Outbox
 from pagedcore_adapters._litserve_messages import ControlQueue, Reply
 from pagedcore_adapters._litserve_questions import Answerer, Question
@@ -86,7 +86,7 @@ class WorkerBridge:
             self._loop.submit(message, outbox)
         except EngineClosedError as error:
             if isinstance(message, AddRequest):
-                outbox([RequestUpdate(request_id=message.request_id, new_token_ids=[], finish_reason="error", status="error", error=error)])
+                outbox([failed_update(message.request_id, error)])
 
     def _post(self, queue_id: int, updates: list[RequestUpdate]) -> None:
         """An outbox, on the engine thread."""

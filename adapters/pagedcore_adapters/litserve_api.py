@@ -52,7 +52,7 @@ def build_server(
     )
     settings = settings or ServerSettings()
     if socket is not None:
-        return _attached_server(socket, settings, options, is_plain=(config, warmup_file, devices) == (None, None, "auto"))
+        return _attached_server(socket, settings, options, is_plain=(config, warmup_file, devices, routing) == (None, None, "auto", None))
     engine_config = config if isinstance(config, EngineConfig) else EngineConfig.from_mapping(config or {})
     prompts = read_warm_up_file(warmup_file) if warmup_file is not None else []
     placement = choose_placement(engine_config, devices, workers_per_device)
@@ -64,6 +64,6 @@ def _attached_server(socket: str | Path, settings: ServerSettings, options: Serv
     if not is_plain or options.workers_per_device != 1:
         raise ConfigError(
             f"The engine at {str(socket)!r} has its config, device and warm-up prompts from where it was started, and is one; "
-            "give no config, devices, warmup_file and workers_per_device here."
+            "give no config, devices, warmup_file, routing and workers_per_device here."
         )
     return PagedServer(WorkerAPI(socket=socket), settings, Placement("cpu", 1), options)

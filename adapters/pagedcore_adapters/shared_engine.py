@@ -25,7 +25,10 @@ def shared_engine(config: EngineConfig) -> AsyncEngine:
 
 
 def attached_engine(socket: str) -> AsyncEngine:
-    """The engine at a Unix socket, over the one connection of this process. Raises what `AsyncEngine.connect` raises."""
+    """The engine at a Unix socket, over the one connection of this process. Does not wait for one that still loads: a call asks for it.
+
+    Raises what `AsyncEngine.connect` raises.
+    """
     with _lock:
         engine = _attached.get(socket)
         if engine is None or not engine.loop.is_alive:

@@ -62,7 +62,7 @@ class Stage:
 
     @cached_property
     def url(self) -> str:
-        """The address of a server over this engine; the first question starts it. uvicorn comes with `pagedcore[litserve]`."""
+        """The address of a server over this engine; the first question starts it."""
         import uvicorn
 
         from pagedcore.openai import ServerSettings, build_app
@@ -74,7 +74,7 @@ class Stage:
         while not self._server.started:
             self._thread.join(0.01)
             if not self._thread.is_alive():
-                raise SystemExit(f"Port {self._port} cannot be served.")
+                raise SystemExit(f"Port {self._port} cannot be served; end what listens there.")
         port = self._server.servers[0].sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}"
 

@@ -53,7 +53,7 @@ def write_sentences(findings: Findings) -> tuple[str, ...]:
     if findings.hit_rate is None:
         return ("No request has been looked up yet, so there is nothing to advise.",)
     if findings.num_lookups < MIN_LOOKUPS:
-        return (f"Prompts looked up so far: {findings.num_lookups}; advice takes {MIN_LOOKUPS}.",)
+        return (f"Advice needs {MIN_LOOKUPS} prompts; {findings.num_lookups} were looked up so far.",)
     if not findings.is_caching_on:
         return _caching(findings)
     advised = [*_preemptions(findings), *_pool(findings), *_block_size(findings), *_prompts(findings)]

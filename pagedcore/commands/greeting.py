@@ -17,7 +17,7 @@ pagedcore serves {model_name} at {base}/v1. Talk to it:
   curl {base}/v1/chat/completions -H "Content-Type: application/json"{auth} \\
     -d '{{"model": "{model_name}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
-  {imports}
+  {imports}  # pip install openai
   client = OpenAI(base_url="{base}/v1", api_key={key})
   reply = client.chat.completions.create(
       model="{model_name}", temperature=0, messages=[{{"role": "user", "content": "What is the capital of France?"}}])

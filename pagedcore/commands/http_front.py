@@ -7,44 +7,37 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.commands.engine_process import ending_signals
-from pagedcore.console.indicators import Targets
-from pagedcore.errors import ConfigError, MissingExtraError, PagedCoreError
+from pagedcore.errors import ConfigError, PagedCoreError
 from pagedcore.garbage import GarbageHold
+from pagedcore.openai import ServerSettings, build_app
+from pagedcore.remote.attached import ENGINE_START_TIMEOUT_S
 from pagedcore.remote.channel import take_turns_quickly
-from pagedcore.tools.forms import FormName
 
 if TYPE_CHECKING:
     import uvicorn
 
-CONNECT_TIMEOUT_S = 600.0
-"""How long a front waits for an engine that still loads."""
 WATCH_S = 0.5
 BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPlan:
-    """What one front serves, and where."""
+    """What one front serves, and where. It goes to a process as JSON, so its settings have no `tenant_of`."""
 
     engine_socket: str
     host: str
     port: int
-    api_keys: tuple[str, ...] = ()
-    tenants: dict[str, str] = field(default_factory=dict)
-    """API key -> tenant."""
-    ignored_fields: tuple[str, ...] = ()
-    ui_show_text: bool = False
-    tool_parser: FormName = "auto"
-    targets: Targets = field(default_factory=Targets)
-    grace_s: float = 30.0
+    settings: ServerSettings
+    drain_timeout_s: float
     """How long answers that have begun may take after a signal."""
     shares_port: bool = False
     """Other fronts listen there too; the kernel spreads the connections."""
@@ -53,14 +46,11 @@ class FrontPlan:
 def serve_front(plan: FrontPlan, on_ready: Callable[[AsyncEngine], None]) -> None:
     """Serve until SIGINT or SIGTERM; open answers end first.
 
-    Raises `ConfigError` for an address that cannot be used, `EngineUnreachableError` where no engine is, and
-    `MissingExtraError` without uvicorn.
+    Raises `ConfigError` for an address that cannot be used, and `EngineUnreachableError` where no engine is.
     """
-    from pagedcore.openai import ServerSettings, build_app
-
     server_type = _server_type()
     listener = listen(plan.host, plan.port, is_shared=plan.shares_port)
-    engine = AsyncEngine.connect(plan.engine_socket, timeout_s=CONNECT_TIMEOUT_S)
+    engine = AsyncEngine.connect(plan.engine_socket, timeout_s=ENGINE_START_TIMEOUT_S)
     hold = GarbageHold()
 
     def ready() -> None:
@@ -68,17 +58,9 @@ def serve_front(plan: FrontPlan, on_ready: Callable[[AsyncEngine], None]) -> Non
         on_ready(engine)
 
     try:
-        settings = ServerSettings(
-            api_keys=plan.api_keys,
-            tenants=plan.tenants,
-            ignored_fields=plan.ignored_fields,
-            ui_show_text=plan.ui_show_text,
-            tool_parser=plan.tool_parser,
-            targets=plan.targets,
-        )
-        app = build_app(engine, settings)
+        app = build_app(engine, plan.settings)
         with ending_signals():  # uvicorn raises those that it got once more at its end
-            server_type(app, plan.grace_s, ready).run(sockets=[listener])
+            server_type(app, plan.drain_timeout_s, ready).run(sockets=[listener])
     finally:
         hold.release()
         engine.close_sync()
@@ -100,17 +82,14 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
 
 
 def _server_type() -> Callable[[Any, float, Callable[[], None]], uvicorn.Server]:
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtraError("uvicorn is not installed and an HTTP front needs it: pip install 'pagedcore[litserve]'.") from error
+    import uvicorn
 
     class FrontServer(uvicorn.Server):
         """Says when it listens."""
 
-        def __init__(self, app: Any, grace_s: float, on_ready: Callable[[], None]) -> None:
+        def __init__(self, app: Any, drain_timeout_s: float, on_ready: Callable[[], None]) -> None:
             options: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none", "backlog": BACKLOG}
-            super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=max(1, round(grace_s)), **options))
+            super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=max(1, round(drain_timeout_s)), **options))
             self._on_ready = on_ready
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -123,12 +102,13 @@ def _server_type() -> Callable[[Any, float, Callable[[], None]], uvicorn.Server]
 
 def _end_with(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
-        threading.Event().wait(WATCH_S)
+        time.sleep(WATCH_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
     """The body of a front process: its plan is JSON on standard input; it writes a line when it is ready, and ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which says when to end
     take_turns_quickly()
     threading.Thread(target=_end_with, args=(os.getppid(),), name="pagedcore-parent", daemon=True).start()
     plan = msgspec.json.decode(sys.stdin.read(), type=FrontPlan)

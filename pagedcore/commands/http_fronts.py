@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -28,11 +29,16 @@ class FrontProcess:
         self._starts_at_s: float | None = None
         self._process = self._start()
 
-    def wait_until_ready(self) -> None:
-        """Raises `EngineError` when it ends before."""
-        assert self._process.stdout is not None, "it is a pipe"
-        if not self._process.stdout.readline():
-            raise EngineError(f"An HTTP front ended with exit code {self._process.wait()} before it was ready; see the log above.")
+    def wait_until_ready(self, signals: Signals) -> bool:
+        """False when a signal came first. Raises `EngineError` when the process ends before."""
+        said = self._process.stdout
+        assert said is not None, "it is a pipe"
+        while not signals.num:
+            if select.select([said], [], [], POLL_S)[0]:
+                if not said.readline():
+                    raise EngineError(f"An HTTP front ended with exit code {self._process.wait()} before it was ready; see the log above.")
+                return True
+        return False
 
     def revive(self) -> None:
         """If it is dead, start another one after a while. Raises `EngineError` after several quick deaths."""
@@ -75,29 +81,28 @@ class FrontProcess:
 
 
 def run_fronts(plan: FrontPlan, num_fronts: int, signals: Signals, on_ready: Callable[[], None], is_well: Callable[[], bool]) -> None:
-    """Serve by so many processes until a signal comes, or `is_well` no longer; a second signal does not wait for open answers.
+    """Serve with `num_fronts` processes until a signal comes; a second signal does not wait for open answers.
 
-    Raises `ConfigError` for the address, and `EngineError` when a front or the engine cannot go on.
+    Raises `ConfigError` for the address, and `EngineError` when a front cannot go on or `is_well` says no.
     """
     with _reserved(plan.host, plan.port):
         fronts = [FrontProcess(plan) for _ in range(num_fronts)]
         try:
-            for front in fronts:
-                front.wait_until_ready()
-            on_ready()
+            if all(front.wait_until_ready(signals) for front in fronts):
+                on_ready()
             while not signals.wait(POLL_S):
                 if not is_well():
                     raise EngineError("The engine has stopped by itself; see the log above.")
                 for front in fronts:
                     front.revive()
         finally:
-            _end_all(fronts, signals, plan.grace_s)
+            _end_all(fronts, signals, plan.drain_timeout_s)
 
 
-def _end_all(fronts: list[FrontProcess], signals: Signals, grace_s: float) -> None:
+def _end_all(fronts: list[FrontProcess], signals: Signals, drain_timeout_s: float) -> None:
     for front in fronts:
         front.terminate()
-    deadline_s = time.monotonic() + grace_s
+    deadline_s = time.monotonic() + drain_timeout_s
     while any(front.is_running for front in fronts) and signals.num < 2 and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     for front in fronts:

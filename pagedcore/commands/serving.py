@@ -1,77 +1,57 @@
-"""What `pagedcore engine` and `pagedcore serve --socket/--fronts` print and run."""
+"""What `pagedcore serve --socket/--fronts` prints and runs."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pagedcore.async_engine import AsyncEngine
-from pagedcore.commands.engine_process import Signals, ending_signals, run_engine, served_engine
+from pagedcore.commands.engine_process import Signals, ending_signals, served_engine
 from pagedcore.commands.greeting import greeting
 from pagedcore.commands.http_front import FrontPlan, serve_front
 from pagedcore.commands.http_fronts import run_fronts
 from pagedcore.config import EngineConfig
 from pagedcore.errors import ConfigError
 from pagedcore.models.embedded import EMBEDDED_NAME
+from pagedcore.openai.settings import ServerSettings
 from pagedcore.remote.channel import take_turns_quickly
-from pagedcore.warm_up import as_token_ids, read_warm_up_file
+from pagedcore.warm_up import WarmUpPrompt, as_token_ids, read_warm_up_file
 
 Say = Callable[[str], None]
 
 
-def serve_engine(config: EngineConfig, path: Path, grace_s: float, warmup_file: Path | None) -> None:
-    """An engine at a socket until a signal comes. Raises what starting an engine raises."""
-    from rich.console import Console
-
-    take_turns_quickly()
-    prompts = [] if warmup_file is None else read_warm_up_file(warmup_file)
-    with served_engine(config, path) as (engine, server), ending_signals() as signals:
-        engine.warm_up([as_token_ids(prompt, engine.text) for prompt in prompts])
-        Console().print(engine_greeting(engine, path))
-        run_engine(engine, server, signals, grace_s)
-
-
-def engine_greeting(engine: AsyncEngine, path: Path) -> Any:
-    """A panel: what is served, and how to attach to it."""
-    from rich.markup import escape
-    from rich.panel import Panel
-
-    plan = engine.plan
-    where = escape(str(path.absolute()))
-    facts = (
-        f"{plan.device}, {plan.dtype}, {plan.num_blocks} KV blocks of {plan.block_size} tokens, {plan.config.max_num_seqs} requests at once"
-    )
-    return Panel(
-        f"[bold]{escape(plan.model_name)}[/bold]: {facts}\n\n"
-        f'In Python     engine = AsyncEngine.connect("{where}")\n'
-        f"Over HTTP     pagedcore serve --socket {where} --fronts 4\n"
-        "Stop          Ctrl-C or SIGTERM; requests that run are finished first",
-        title=f"pagedcore engine at {where}",
-        expand=False,
-    )
-
-
 def serve_by_fronts(
-    config: EngineConfig, engine_socket: Path | None, num_fronts: int, plan: FrontPlan, warmup_file: Path | None, say: Say
+    config: EngineConfig,
+    settings: ServerSettings,
+    *,
+    host: str,
+    port: int,
+    engine_socket: Path | None,
+    num_fronts: int,
+    warmup_file: Path | None,
+    drain_timeout_s: float,
+    say: Say,
 ) -> None:
     """HTTP fronts over the engine at `engine_socket`, or over one in this process. Raises what either raises."""
+    plan_at = partial(FrontPlan, host=host, port=port, settings=settings, drain_timeout_s=drain_timeout_s)
     if engine_socket is not None:
         check_attaches(config, warmup_file)
-        attach_fronts(replace(plan, engine_socket=str(engine_socket)), num_fronts, say)
+        attach_fronts(plan_at(engine_socket=str(engine_socket)), num_fronts, say)
         return
-    take_turns_quickly()
     prompts = [] if warmup_file is None else read_warm_up_file(warmup_file)
+    with tempfile.TemporaryDirectory(prefix="pagedcore-") as folder:
+        plan = plan_at(engine_socket=str(Path(folder) / "engine.sock"))
+        _serve_own_engine(config, prompts, plan, num_fronts, say)
+
+
+def _serve_own_engine(config: EngineConfig, prompts: list[WarmUpPrompt], plan: FrontPlan, num_fronts: int, say: Say) -> None:
+    take_turns_quickly()
     say(f"pagedcore loads {config.model or EMBEDDED_NAME} ...")
-    with (
-        tempfile.TemporaryDirectory(prefix="pagedcore-") as folder,
-        served_engine(config, Path(folder) / "engine.sock") as (engine, _),
-        ending_signals() as signals,
-    ):
+    with served_engine(config, plan.engine_socket) as (engine, _), ending_signals() as signals:
         engine.warm_up([as_token_ids(prompt, engine.text) for prompt in prompts])
-        plan = replace(plan, engine_socket=str(Path(folder) / "engine.sock"))
         _run(plan, num_fronts, signals, say, lambda: engine.info.model_names[0], lambda: engine.loop.is_alive)
 
 
@@ -85,6 +65,7 @@ def check_attaches(config: EngineConfig, warmup_file: Path | None) -> None:
 
 def attach_fronts(plan: FrontPlan, num_fronts: int, say: Say) -> None:
     """One front in this process, or several of their own."""
+    say(f"pagedcore attaches to the engine at {plan.engine_socket}; where none is yet, it waits for `pagedcore engine --socket ...`.")
     if num_fronts == 1:
         serve_front(plan, lambda engine: say(_greeting(plan, engine.info.model_names[0])))
         return
@@ -105,4 +86,4 @@ def _name_at(engine_socket: str) -> str:
 
 
 def _greeting(plan: FrontPlan, model_name: str) -> str:
-    return greeting(plan.host, plan.port, model_name, needs_key=bool(plan.api_keys or plan.tenants))
+    return greeting(plan.host, plan.port, model_name, needs_key=bool(plan.settings.api_keys or plan.settings.tenants))

@@ -100,7 +100,8 @@ def _device_busy(stats: Mapping[str, Any], targets: Targets) -> Indicator:
         if is_waiting
         else "The device has room: send more requests here at once, or run fewer replicas."
     )
-    verdict: Verdict = "idle" if value == 0.0 else _judge(value >= targets.device_busy)
+    is_idle = value == 0.0 or not (is_waiting or stats["num_running"])
+    verdict: Verdict = "idle" if is_idle and value < targets.device_busy else _judge(value >= targets.device_busy)
     return Indicator(
         name="device busy",
         value=value,

@@ -61,7 +61,6 @@ def end_request(state: SchedulerState, request: Request, outcome: Outcome, now_s
             num_abandoned_prompt_tokens=request.num_prompt_tokens_left,
             num_preemptions=request.num_preemptions,
             num_discarded_tokens=num_discarded,
-            arrival_s=request.add_request.arrival_s,
             admitted_s=request.admitted_s,
             first_token_s=request.first_token_s,
             last_token_s=None if request.first_token_s is None else request.last_token_s,

@@ -112,7 +112,6 @@ class Finished:
     num_preemptions: int = 0
     num_discarded_tokens: int = 0
     """Tokens generated past a stop string, or in flight when the request ended."""
-    arrival_s: float = 0.0
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

@@ -16,7 +16,7 @@ from pagedcore.core.request_limits import check_priority, check_queue, check_siz
 from pagedcore.core.state import InFlightStep, SchedulerState
 from pagedcore.core.step import StepPlan, StepResult
 from pagedcore.core.step_builder import StepBuilder
-from pagedcore.errors import InvalidRequestError, PagedCoreError, RequestError
+from pagedcore.errors import PagedCoreError, RequestError, id_in_use
 from pagedcore.messages import AddRequest, RequestUpdate
 
 
@@ -196,7 +196,7 @@ class Scheduler:
     def _admissible(self, request: AddRequest) -> int:
         """The most tokens the request may have. Raises `RequestError`."""
         if request.request_id in self._state.requests:
-            raise InvalidRequestError(f"request_id {request.request_id!r} is in use; choose another one.", param="request_id")
+            raise id_in_use(request.request_id)
         max_total_tokens = check_size(self.limits, len(request.prompt_token_ids), request.params.max_tokens)
         check_token_ids(request.prompt_token_ids)
         check_priority(self.limits, request.priority)
@@ -204,9 +204,8 @@ class Scheduler:
         return max_total_tokens
 
     def _record_rejection(self, request: AddRequest, error: RequestError, now_s: float) -> None:
-        lost, came_s = len(request.prompt_token_ids), request.arrival_s
-        reason = reject_reason(error)
-        event = Finished(request, now_s, "rejected", "error", reason, num_abandoned_prompt_tokens=lost, arrival_s=came_s)
+        num_tokens = len(request.prompt_token_ids)
+        event = Finished(request, now_s, "rejected", "error", reject_reason(error), num_abandoned_prompt_tokens=num_tokens)
         self._state.record.add(event)
 
     def _end(self, request_id: str, outcome: Outcome, now_s: float) -> None:

@@ -1,1 +1,1 @@
-"""HTTP beneath the routes: JSON text, ids of requests, and streams of events that end with their client."""
+"""HTTP beneath the routes: JSON text, API keys, ids and classes of requests, and streams of events that end with their client."""

@@ -1,7 +1,7 @@
 """vLLM's metric names, types and buckets, and which of our numbers stands under each.
 
-Gauges that are sums of ours (the waiting requests) are made by `VllmLedger`. Tokens from every source count as hits. What has no
-meaning here is not there: LoRA, sleep, multi-modal and external caches.
+Gauges that are sums of ours (the waiting requests) are made by `VllmLedger`. Tokens from every source count as hits, those of host
+memory as external_kv_transfer. What has no meaning here is not there: LoRA, sleep and multi-modal caches.
 """
 
 from __future__ import annotations

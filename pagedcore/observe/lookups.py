@@ -30,7 +30,7 @@ class LookupBook:
         self._unobserved: list[BlockEvicted] = []
 
     def looked_up(self, request: AddRequest, tenant: str, lookup: LookupReport, now_s: float) -> None:
-        """Count one lookup (METRICS: once a request, at its first admission) and name its misses."""
+        """Count one lookup, once a request, at its first admission, and name its misses."""
         self.remember_evictions()
         isolated = self._twins.note(request, lookup, now_s, self._history.evicted_at)
         misses = explain_misses(lookup, self._history, now_s, isolated)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pagedcore.errors import ConfigError, EngineUnreachableError
+from pagedcore.errors import ConfigError, EngineRefusedError, EngineUnreachableError
 
 MAX_PATH_BYTES = 103
 """Of a socket's path, on the strictest system."""
@@ -74,7 +74,7 @@ def connect_to(path: Path) -> socket.socket:
     try:
         sock.connect(str(path))
         if peer_uid(sock) != os.getuid():
-            raise EngineUnreachableError(f"The engine at {path} is another user's (uid {peer_uid(sock)}); start one as this user.")
+            raise EngineRefusedError(f"The engine at {path} is another user's (uid {peer_uid(sock)}); start one as this user.")
     except OSError as error:
         sock.close()
         raise EngineUnreachableError(

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -68,7 +69,7 @@ class _Watch:
         while os.getppid() == self._parent_pid:
             if self.loop is not None and not self.loop.is_alive:
                 self._channel.finish()  # the parent starts another process
-            threading.Event().wait(WATCH_S)
+            time.sleep(WATCH_S)
         os._exit(1)
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pagedcore.config import EnginePlan
-from pagedcore.errors import EngineClosedError, EngineError, EngineUnreachableError, PagedCoreError, RequestError
-from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate
-from pagedcore.outputs import Status
+from pagedcore.errors import EngineClosedError, EngineError, EngineRefusedError, PagedCoreError, RequestError
+from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate, failed_update
 from pagedcore.remote.calls import Calls
 from pagedcore.remote.channel import Channel, Packer
 from pagedcore.remote.faults import fault_of
@@ -216,14 +215,13 @@ def read_hello(channel: Channel) -> Hello | None:
     if isinstance(hello, Hello) and hello.protocol == protocol():
         return hello
     if isinstance(hello, Hello):
-        channel.put(Refusal(fault_of(EngineUnreachableError(_mismatch(hello.version)))))
+        channel.put(Refusal(fault_of(EngineRefusedError(_mismatch(hello.version)))))
     channel.finish()
     return None
 
 
 def _last_update(request_id: str, error: PagedCoreError) -> RequestUpdate:
-    status: Status = "rejected" if isinstance(error, RequestError) else "error"
-    return RequestUpdate(request_id, [], finish_reason="error", status=status, error=error)
+    return failed_update(request_id, error, "rejected" if isinstance(error, RequestError) else "error")
 
 
 def _mismatch(version: str) -> str:

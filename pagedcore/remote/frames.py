@@ -154,10 +154,9 @@ def protocol() -> str:
 
 def to_wire(update: RequestUpdate) -> Update:
     """An update as a frame holds it."""
-    given = vars(update)
-    if len(given) == 2:
+    if update.has_tokens_only:
         return Update(update.request_id, update.new_token_ids)
-    facts = {name: value for name, value in given.items() if name not in ("request_id", "new_token_ids")}
+    facts = {name: value for name, value in vars(update).items() if name not in ("request_id", "new_token_ids")}
     if update.error is not None:
         facts["error"] = fault_of(update.error)
     return Update(update.request_id, update.new_token_ids, Facts(**facts))

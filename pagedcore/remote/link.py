@@ -44,7 +44,10 @@ class Link:
 
     def send(self, frame: Frame) -> None:
         """Raises `TypeError` for what a frame cannot hold."""
-        self._channel.put(encode(frame))
+        self.send_encoded(encode(frame))
+
+    def send_encoded(self, frame: bytes) -> None:
+        self._channel.put(frame)
 
     def call(self, name: str, kind: type[T] | Any = Any, *, timeout_s: float = CALL_TIMEOUT_S, **arguments: Any) -> T:
         """What a function of the engine returns, as a `kind`. Raises what it raises, or `NoAnswerError` when it takes too long."""
@@ -100,7 +103,8 @@ class Link:
             self._early.append(frame)
         if isinstance(frame, Refusal):
             raise engine_error_of(frame.fault)
-        assert isinstance(frame, Welcome), "an engine first welcomes or refuses"
+        if not isinstance(frame, Welcome):
+            raise EngineUnreachableError(f"What answers there is no engine: it began with {type(frame).__name__}.")
         self._channel.set_timeout(None)
         return frame
 
@@ -111,7 +115,10 @@ class Link:
             raise EngineUnreachableError(f"The engine did not answer within {timeout_s:g} s.") from None
         if body is None:
             raise EngineUnreachableError("The engine process ended the connection before its first answer.")
-        return decode_from_engine(body)
+        try:
+            return decode_from_engine(body)
+        except msgspec.DecodeError as error:
+            raise EngineUnreachableError(f"What answers there is no engine: {error}.") from error
 
     def _answer(self, answer: Answer) -> None:
         future = self._waiting.pop(answer.number, None)
@@ -136,6 +143,9 @@ class LinkSource(Protocol):
     def reopen(self, stop: threading.Event) -> Link | None:
         """Another link after a loss, however long it takes; None once `stop` is set. Raises `EngineError` to give up."""
         ...
+
+    outlook: str
+    """A sentence for who asks while there is no link."""
 
     def explain_loss(self) -> str:
         """A sentence: how the link of a moment ago was lost."""

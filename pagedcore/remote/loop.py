@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,19 +15,20 @@ from typing import Any
 
 from pagedcore.core.request_limits import check_size
 from pagedcore.engine_build import scheduler_limits
-from pagedcore.errors import EngineClosedError, EngineError, InvalidRequestError, PagedCoreError
-from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate
+from pagedcore.errors import EngineClosedError, EngineError, InvalidRequestError, PagedCoreError, id_in_use
+from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, failed_update
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outboxes import Outbox
 from pagedcore.remote.faults import engine_error_of
-from pagedcore.remote.frames import Abort, Add, Finish, Gather, Numbers, Refusal, Updates, Welcome
+from pagedcore.remote.frames import Abort, Add, Finish, Gather, Numbers, Refusal, Updates, Welcome, encode
 from pagedcore.remote.link import Link, LinkSource
 from pagedcore.remote.numbers import Mirror
 from pagedcore.remote.open_requests import OpenRequests
 from pagedcore.remote.questions import RemoteAdvisor, RemoteInspector, RemoteTracer
-from pagedcore.shown import shown
 
 FLUSH_TIMEOUT_S = 2.0
+
+CLOSE_TIMEOUT_S = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +94,12 @@ class RemoteLoop:
         with self._lock:
             link = self._linked()
             self.raise_if_away()
+            frame = _encoded(request)
             is_new = self._requests.open(request.request_id, outbox)
             if is_new:
-                link.send(Add(request))
+                link.send_encoded(frame)
         if not is_new:
-            error = InvalidRequestError(f"request_id {shown(request.request_id)} is in use; give each request its own.", param="request_id")
-            outbox([RequestUpdate(request.request_id, [], finish_reason="error", status="rejected", error=error)])
+            outbox([failed_update(request.request_id, id_in_use(request.request_id), "rejected")])
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -121,7 +123,12 @@ class RemoteLoop:
     @property
     def is_linked(self) -> bool:
         """An engine is there and takes requests."""
-        return self._link is not None and not self._away
+        return self._gone is None and self._link is not None and not self._away
+
+    @property
+    def writes_numbers(self) -> bool:
+        """Whether the engine's numbers are in this process' registry; else they are in its own."""
+        return self._mirror is not None
 
     def stats(self) -> StatsSnapshot:
         snapshot: StatsSnapshot = self.ask("stats", StatsSnapshot)
@@ -185,13 +192,14 @@ class RemoteLoop:
                 return
             self._stop.set()
             link = self._link
+        deadline_s = time.monotonic() + timeout_s
         if link is not None and self._thread.ident is None:
             link.lose(EngineClosedError(self._gone))
         elif link is not None:
             link.finish()
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout_s)
-        self._source.close(timeout_s if link is not None else 0.0)
+        self._source.close(max(1.0, deadline_s - time.monotonic()) if link is not None else 0.0)
         if self._mirror is not None:
             self._mirror.close()
 
@@ -199,6 +207,7 @@ class RemoteLoop:
         """In a forked child: refuse everything, and leave the parent's link alone."""
         self._gone = "The engine belongs to the process that this one was forked from; connect here, or fork before."
         self._stop.set()
+        self._lock, self._requests = threading.Lock(), OpenRequests()  # another thread may have held theirs
         if self._link is not None:
             os.close(self._link.detach())
 
@@ -243,7 +252,7 @@ class RemoteLoop:
         with self._lock:
             self._link, self._away = None, "The connection to the engine was lost; it is being restored."
         reason = "The engine was closed." if self._stop.is_set() else self._source.explain_loss()
-        self._away = f"{reason} It is being restored; try again in a moment."
+        self._away = f"{reason} {self._source.outlook}"
         if self._mirror is not None:
             self._mirror.lose()
         self._requests.fail_all(EngineClosedError(f"{reason} This request ran there; send it again."))
@@ -265,10 +274,24 @@ class RemoteLoop:
             link.lose(EngineClosedError(""))
             raise EngineClosedError(f"The engine there now serves {link.welcome.plan.model_name}, another model than before; connect anew.")
         with self._lock:
-            self._link, self._away = link, ""
+            is_wanted = not self._stop.is_set()
+            if is_wanted:
+                self._link, self._away = link, ""
+        if not is_wanted:  # closed meanwhile
+            link.lose(EngineClosedError("The engine was closed."))
+            self._source.close(CLOSE_TIMEOUT_S)
+            return None
         logger.warning("The engine is there again, process %d.", link.welcome.pid)
         threading.Thread(target=self._tell_label, name="pagedcore-label", daemon=True).start()
         return link
+
+
+def _encoded(request: AddRequest) -> bytes:
+    """Raises `InvalidRequestError` for what no message holds: integers beyond 64 bits, text that is not Unicode."""
+    try:
+        return encode(Add(request))
+    except (OverflowError, UnicodeEncodeError, TypeError) as error:
+        raise InvalidRequestError(f"The request cannot be sent to the engine's process: {error}.") from error
 
 
 def _model_of(welcome: Welcome) -> tuple[object, ...]:

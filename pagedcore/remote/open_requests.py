@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from pagedcore.errors import PagedCoreError
-from pagedcore.messages import RequestUpdate
+from pagedcore.messages import RequestUpdate, failed_update
 from pagedcore.outboxes import Outbox
 from pagedcore.remote.frames import Update, from_wire
 
@@ -52,4 +52,4 @@ class OpenRequests:
         with self._lock:
             outboxes, self._outboxes = self._outboxes, {}
         for request_id, outbox in outboxes.items():
-            outbox([RequestUpdate(request_id, [], finish_reason="error", status="error", error=error)])
+            outbox([failed_update(request_id, error)])

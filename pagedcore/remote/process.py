@@ -128,6 +128,8 @@ class Supervised:
         self._child.end(EXIT_TIMEOUT_S)
         return f"The engine process {self._child.pid} {self._child.epitaph()}."
 
+    outlook = "It is being started again; try again in a moment."
+
     def close(self, timeout_s: float) -> None:
         """The child ends by itself when its link has ended, or is killed."""
         if self._child is not None:

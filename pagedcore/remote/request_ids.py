@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pagedcore.errors import InvalidRequestError
+from pagedcore.errors import id_in_use
 from pagedcore.messages import AddRequest, RequestUpdate
-from pagedcore.shown import shown
 
 MAX_REMEMBERED = 1024
 """Ended requests with another id in the engine that a client may still ask about by its own."""
@@ -31,6 +30,10 @@ class EngineIds:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.groups: set[str] = set()
+
+    def has(self, group_id: str) -> bool:
+        """Whether the id, or that of a choice of the one or the other, is one that a client has open."""
+        return any(group_id == group or group_id.startswith(f"{group}#") or group.startswith(f"{group_id}#") for group in self.groups)
 
 
 class ClientIds:
@@ -53,8 +56,7 @@ class ClientIds:
         """The request as the engine gets it. Raises `InvalidRequestError` for an id that this client has open."""
         with self._engine.lock:
             if request.request_id in self._open:
-                message = f"request_id {shown(request.request_id)} is in use; give each request its own."
-                raise InvalidRequestError(message, param="request_id")
+                raise id_in_use(request.request_id)
             group = self._groups.get(request.group_id) or self._open_group(request.group_id)
             group.num_open += 1
             engine_id = request.request_id + group.suffix
@@ -91,7 +93,7 @@ class ClientIds:
             return [engine_id for engine_id, _ in self._open.values()]
 
     def _open_group(self, group_id: str) -> _Group:
-        suffix = f"~{uuid.uuid4().hex[:8]}" if group_id in self._engine.groups else ""
+        suffix = f"~{uuid.uuid4().hex[:8]}" if self._engine.has(group_id) else ""
         self._engine.groups.add(group_id + suffix)
         group = self._groups[group_id] = _Group(group_id, suffix)
         return group

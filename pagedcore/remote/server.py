@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pagedcore.errors import EngineUnreachableError
+from pagedcore.errors import EngineRefusedError
 from pagedcore.remote.address import SocketPath, peer_uid
 from pagedcore.remote.channel import Channel, Packer
 from pagedcore.remote.connection import Connection, Desk, read_hello
@@ -107,7 +107,7 @@ class EngineServer:
         if uid == os.getuid():
             return True
         logger.warning("A process of user %d was refused; only user %d may use this engine.", uid, os.getuid())
-        channel.put(Refusal(fault_of(EngineUnreachableError(f"The engine is another user's (uid {os.getuid()}); start one as this user."))))
+        channel.put(Refusal(fault_of(EngineRefusedError(f"The engine is another user's (uid {os.getuid()}); start one as this user."))))
         return False
 
     def _shakes_hands(self, channel: Channel) -> bool:

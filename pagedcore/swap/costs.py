@@ -1,4 +1,4 @@
-"""What a block costs when it is copied to host memory and back, and what when it is computed again: both measured here."""
+"""What a block costs: copied to host memory and back, or computed again. Both are measured here."""
 
 from __future__ import annotations
 

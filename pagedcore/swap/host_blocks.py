@@ -53,7 +53,7 @@ class HostBlocks:
         self._note_work()
 
     def close(self) -> None:
-        """Wait for the last copy and give the host memory back. The tier cannot be used afterwards."""
+        """Wait for the last copy and give all memory back, the device's too. It cannot be used afterwards."""
         if self._done is not None:
             self._done.synchronize()
         if self._pinned is not None:

@@ -119,3 +119,9 @@ def test_a_socket_and_another_engine_contradict_each_other(kind: Any, other: dic
 
 def text_of(reply: Any) -> str:
     return reply if isinstance(reply, str) else str(reply.content)
+
+
+@MODELS
+def test_metrics_of_an_engine_at_a_socket_are_not_promised_here(kind: type[Any], served: tuple[AsyncEngine, str]) -> None:
+    with pytest.raises(ValidationError, match="those of an engine at a socket are in its own"):
+        kind(socket=served[1], metrics_port=0)

@@ -89,9 +89,9 @@ async def test_predict_takes_a_prompt_in_any_form_and_gives_the_last_output(tmp_
         assert (await api.encode_response(output)) == {
             "text": ANSWER[:5],
             "finish_reason": "length",
-            "prompt_tokens": 2,
-            "cached_tokens": 1,
-            "completion_tokens": 5,
+            "num_prompt_tokens": 2,
+            "num_cached_tokens": 1,
+            "num_output_tokens": 5,
         }
     assert (await api.predict("hi")).outputs[0].text == ANSWER[:16]
     api.engine.close_sync()
@@ -160,7 +160,7 @@ def test_the_example_cleans_its_input_and_its_requests_run_in_one_batch(tmp_path
             return httpx.post(served.url + "/summarize", json={"html": f"<p>ticket&nbsp;{number}</p>\n<br>"}, timeout=30)
 
         replies = [reply.json() for reply in pool.map(ask, range(4))]  # the engine makes no step before all four run
-        assert replies == [{"summary": (ANSWER * 2)[:40].strip(), "cached_tokens": 4}] * 4
+        assert replies == [{"summary": (ANSWER * 2)[:40].strip(), "num_cached_tokens": 4}] * 4
         assert httpx.post(served.url + "/summarize", json={"text": "x"}, timeout=30).status_code == 422
         assert served.get("/metrics").status_code == 200
 
@@ -200,5 +200,5 @@ def test_the_example_summarizes_with_the_embedded_model_and_finds_its_instructio
         first, second = (httpx.post(served.url + "/summarize", json=ticket, timeout=120).json() for _ in range(2))
         assert "card" in first["summary"].lower()
         assert second["summary"] == first["summary"]
-        assert (first["cached_tokens"], second["cached_tokens"]) == (0, 32)
+        assert (first["num_cached_tokens"], second["num_cached_tokens"]) == (0, 32)
         assert 'pagedcore_requests_total{adapter="litserve"' in served.get("/metrics").text

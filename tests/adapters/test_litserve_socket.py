@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from pagedcore import ConfigError, EngineClosedError, EngineConfig, SamplingParams
+from pagedcore.routing.router import RoutingPolicy
 from pagedcore_adapters._litserve_attached import AttachedClient
 from pagedcore_adapters._litserve_messages import Drain, WorkerLost
 from pagedcore_adapters.litserve_api import PagedCoreAPI, build_server
@@ -39,6 +40,7 @@ def body(**options: Any) -> dict[str, Any]:
         lambda: build_server({"block_size": 32}, socket="/tmp/x.sock"),
         lambda: build_server(socket="/tmp/x.sock", workers_per_device=2),
         lambda: build_server(socket="/tmp/x.sock", devices=1),
+        lambda: build_server(socket="/tmp/x.sock", routing=RoutingPolicy()),
         lambda: PagedCoreAPI(EngineConfig(), socket="/tmp/x.sock"),
         lambda: PagedCoreAPI(socket="/tmp/x.sock", warm_up_prompts=["a"]),
     ],
@@ -109,5 +111,5 @@ def test_two_workers_of_a_stock_litserver_share_an_engine(tmp_path: Path) -> Non
             replies = list(
                 pool.map(lambda _: httpx.post(served.url + "/predict", json={"prompt": PROMPT, "max_tokens": 4}, timeout=60), range(8))
             )
-        assert [reply.json()["completion_tokens"] for reply in replies] == [4] * 8
+        assert [reply.json()["num_output_tokens"] for reply in replies] == [4] * 8
         assert one.built.engine.stats().num_finished["completed"] == 8

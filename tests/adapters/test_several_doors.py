@@ -32,6 +32,7 @@ from pagedcore_adapters.langchain_chat import ChatPagedCore
 from support.engine_builder import make_plan
 from support.fake_engine import make_byte_tokenizer
 from support.fake_runner import FakeRunner
+from support.served import wait_until
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 64
 QUESTION = "Which town has the tallest church?"
@@ -178,8 +179,7 @@ def test_all_doors_at_once_are_one_batch(doors: Doors) -> None:
     doors.runner.gate.clear()
     with ThreadPoolExecutor(3) as pool:
         answers = pool.map(doors.ask, DOORS)
-        while doors.engine.front.num_open < 3:
-            threading.Event().wait(0.001)
+        wait_until(lambda: doors.engine.front.num_open == 3, 20.0, "all three are open")
         doors.runner.gate.set()
         assert list(answers) == [CACHED] * 3
     assert max(doors.runner.batch_sizes) == 3

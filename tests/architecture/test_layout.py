@@ -104,9 +104,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     for package, declared in {
         "pagedcore": core | {"triton"} | _names(extras["transformers"] + extras["plot"] + extras["grammar"] + extras["otel"]),
         "pagedcore_kernels": {"torch", "triton"},
-        "pagedcore_adapters": core
-        | _names(extras["litserve"] + extras["bentoml"] + extras["langchain"])
-        | {"starlette", "uvicorn", "pydantic"},
+        "pagedcore_adapters": core | _names(extras["litserve"] + extras["bentoml"] + extras["langchain"]) | {"starlette", "pydantic"},
     }.items():
         for path in python_files(PACKAGE_FOLDERS[package]):
             undeclared = _undeclared(path, declared | {"pydantic", "starlette"})

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pagedcore import cli
 from pagedcore.config import EngineConfig
 from pagedcore.console.indicators import Targets
 from pagedcore.errors import ConfigError, PoolTooSmallError, StepFailedError
+from pagedcore.openai.settings import ServerSettings
 from pagedcore.sampling_params import SamplingParams
 from support.scripted_engine import ScriptedEngine
 
@@ -152,12 +154,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 
 def test_serve_builds_the_litserve_server_and_says_how_to_talk_to_it(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("serve", "--port", "8123", "--api-key", "s3cret", "--max-num-seqs", "4", "--warmup-file", "w.json") == 0
+    options = ("--max-num-seqs", "4", "--drain-timeout-s", "7", "--warmup-file", "w.json")
+    assert run("serve", "--port", "8123", "--api-key", "s3cret", *options) == 0
     assert server.built is not None
-    config, options = server.built
+    config, given = server.built
     assert config == EngineConfig(max_num_seqs=4)
-    assert options["settings"].api_keys == ("s3cret",)
-    assert options["warmup_file"] == Path("w.json")
+    assert given["settings"].api_keys == ("s3cret",)
+    assert given["warmup_file"] == Path("w.json")
+    assert given["drain_timeout_s"] == 7.0
     assert server.ran == {"host": "127.0.0.1", "port": 8123}
     out = capsys.readouterr().out
     assert "curl http://127.0.0.1:8123/v1/chat/completions" in out
@@ -209,13 +213,28 @@ def test_tenants_have_keys_of_their_own_and_fields_may_be_ignored(server: FakeSe
 
 
 @pytest.mark.needs_torch
-def test_fronts_of_our_own_get_the_same_keys_and_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Any] = []
-    monkeypatch.setattr("pagedcore.commands.serving.serve_by_fronts", lambda config, path, count, plan, *rest: plans.append(plan))
+def test_fronts_of_our_own_get_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedcore.commands.http_front import FrontPlan
+
+    plans: list[FrontPlan] = []
+    monkeypatch.setattr("pagedcore.commands.serving.attach_fronts", lambda plan, num_fronts, say: plans.append(plan))
     keys = ("--api-key", "open", "--tenant-key", "blue=b1", "--ignore-field", "store", "--target", "blocked=3")
-    assert run("serve", "--fronts", "2", *keys) == 0
-    assert (plans[0].api_keys, plans[0].tenants, plans[0].ignored_fields) == (("open",), {"b1": "blue"}, ("store",))
-    assert plans[0].targets == Targets(blocked=3)
+    assert run("serve", "--socket", "/run/e.sock", "--fronts", "2", *keys, "--drain-timeout-s", "7") == 0
+    settings = ServerSettings(api_keys=("open",), tenants={"b1": "blue"}, ignored_fields=("store",), targets=Targets(blocked=3))
+    plan = FrontPlan(engine_socket="/run/e.sock", host="127.0.0.1", port=8000, settings=settings, drain_timeout_s=7.0)
+    assert plans == [plan]
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=FrontPlan) == plan, "a process of its own reads the same"
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("options", "drain_timeout_s"), [((), 30.0), (("--drain-timeout-s", "0"), 0.0)])
+def test_the_engine_alone_takes_the_same_time_to_drain(
+    options: tuple[str, ...], drain_timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("pagedcore.commands.engine_process.serve_engine", lambda *given: served.append(given))
+    assert run("engine", "--socket", "/run/e.sock", *options) == 0
+    assert served == [(EngineConfig(), Path("/run/e.sock"), drain_timeout_s, None)]
 
 
 def test_the_targets_of_the_live_page_may_be_set(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,11 @@ def test_device_busy_is_judged_while_there_is_traffic(busy: float, verdict: str)
     assert judge("device busy", busy=busy).verdict == verdict
 
 
+def test_a_server_that_has_nothing_to_do_now_is_idle_whatever_the_minute_was() -> None:
+    assert judge("device busy", busy=0.2, num_running=0).verdict == "idle"
+    assert judge("device busy", busy=0.2, num_running=0, num_waiting=1).verdict == "attention"
+
+
 def test_an_idling_device_with_a_queue_is_another_fault_than_one_without_work() -> None:
     assert "replicas" in judge("device busy", busy=0.2).next_step
     assert "Requests wait" in judge("device busy", busy=0.2, num_waiting=3).next_step

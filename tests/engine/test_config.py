@@ -52,6 +52,7 @@ from pagedcore.errors import ConfigError, UnknownOptionError
         {"max_batch_wait_ms": math.nan},
         {"swap_space": -1},
         {"swap_space": math.inf},
+        {"swap_space": 1e308},
         {"swap_space": math.nan},
         {"seed": 1.5},
         {"seed": None},

@@ -12,6 +12,9 @@ from pagedcore import AsyncEngine
 from pagedcore.garbage import GarbageHold
 from support.engine_builder import make_loop
 
+TAKE = GarbageHold.take
+"""As it is outside of tests."""
+
 
 class _Node:
     """One object of a cycle."""
@@ -21,7 +24,8 @@ class _Node:
 
 
 @pytest.fixture(autouse=True)
-def unfrozen() -> Iterator[None]:
+def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(GarbageHold, "take", TAKE)
     gc.collect()  # engines that other tests forgot
     assert gc.get_freeze_count() == 0
     yield

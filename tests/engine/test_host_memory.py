@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from pagedcore import engine_loop
 from pagedcore.outputs import RequestOutput
 from pagedcore.sampling_params import SamplingParams
 from support.engine_builder import Built, expected_tokens, make_engine
@@ -39,17 +40,23 @@ def test_a_second_round_is_served_from_host_memory_with_the_same_tokens(overlap:
     built.engine.close_sync()
 
 
-def test_a_preempted_request_tells_when_its_blocks_went_and_came_back() -> None:
+def test_a_preempted_request_tells_when_its_blocks_went_and_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests that end with 5 blocks each, in a pool of 7."""
     built = make_engine(num_blocks=7, num_host_blocks=32, max_model_len=48, max_num_seqs=2)
     before = built.engine.stats()
     params = SamplingParams(max_tokens=32, temperature=0.0)
 
+    monkeypatch.setattr(engine_loop, "MAX_GATHERING_S", 30.0)
+
     async def collect(prompt: list[int]) -> RequestOutput:
         return [output async for output in built.engine.generate(prompt, params)][-1]
 
     async def main() -> list[RequestOutput]:
-        return await asyncio.gather(collect([7] * 8), collect([8] * 8))
+        with built.loop.gathering():
+            both = [asyncio.create_task(collect([token] * 8)) for token in (7, 8)]
+            await asyncio.sleep(0)  # each runs until it has sent its request
+            assert built.engine.front.num_open == 2
+        return await asyncio.gather(*both)
 
     outputs = asyncio.run(main())
     assert [output.outputs[0].token_ids for output in outputs] == [expected_tokens([7] * 8, 32), expected_tokens([8] * 8, 32)]

@@ -66,7 +66,7 @@ def test_before_the_first_lookup_nothing_is_advised() -> None:
 
 def test_of_a_few_prompts_nothing_is_concluded() -> None:
     rates = {16: (0.1, 0.2, 0.3, 0.8, 0.8, 0.8)}
-    assert write_sentences(make_findings(rates, num_lookups=15)) == ("Prompts looked up so far: 15; advice takes 16.",)
+    assert write_sentences(make_findings(rates, num_lookups=15)) == ("Advice needs 16 prompts; 15 were looked up so far.",)
     assert write_sentences(make_findings(rates, num_lookups=16))[0].startswith("A pool twice as large")
 
 

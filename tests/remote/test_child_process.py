@@ -13,24 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from pagedcore import EngineConfig, SamplingParams
+from pagedcore import EngineConfig
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.errors import CheckpointError, EngineClosedError, EngineError
-from pagedcore.outputs import RequestOutput
 from pagedcore.remote import restarts
 from pagedcore.remote.loop import RemoteLoop
 from pagedcore.remote.process import Supervised
 from pagedcore.remote.restarts import MAX_QUICK_DEATHS, QUICK_DEATH_S, Restarts
 from support.engine_builder import expected_tokens
-from support.remote_engines import ENDLESS, child_engine, child_pid, wait_for
+from support.remote_engines import ENDLESS, child_engine, child_pid, run, wait_for
 from support.repository import ROOT
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-
-
-def run(engine: AsyncEngine, prompt: list[int], params: SamplingParams = GREEDY) -> RequestOutput:
-    *_, last = engine.generate_sync(prompt, params)
-    return last
 
 
 def run_python(code: str, *, exit_code: int = 0, **env: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def test_http_and_langchain_share_an_engine_through_a_socket(doors: tuple[FakeLo
     assert reply["choices"][0]["message"]["content"] == ANSWER[:8]
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
     with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}, headers=headers) as stream:
-        assert "".join(stream.iter_text()).count("data: ") >= 8
+        *events, done = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events) == ANSWER[:8]
+    assert done == "[DONE]"
     message = ChatPagedCore(engine=chain, max_tokens=5).invoke([HumanMessage("Hi")])
     assert message.content == ANSWER[:5]
     assert message.usage_metadata["input_token_details"]["cache_read"] == 4

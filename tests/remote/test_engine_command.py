@@ -15,9 +15,8 @@ import httpx
 import pytest
 
 from pagedcore import AsyncEngine, SamplingParams, cli
-from pagedcore.commands.engine_process import Signals, run_engine, served_engine
+from pagedcore.commands.engine_process import Signals, engine_greeting, run_engine, served_engine
 from pagedcore.commands.http_front import listen
-from pagedcore.commands.serving import engine_greeting
 from pagedcore.config import EngineConfig
 from pagedcore.errors import ConfigError, EngineClosedError, EngineError
 from support.engine_builder import expected_tokens, make_engine
@@ -61,8 +60,8 @@ def test_a_signal_lets_running_requests_end(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["e.sock.lock"]
 
 
-@pytest.mark.parametrize(("grace_s", "num_signals"), [(0.05, 1), (20.0, 2)], ids=["no-grace-left", "second-signal"])
-def test_requests_that_take_too_long_end_as_aborted(folder: Path, grace_s: float, num_signals: int) -> None:
+@pytest.mark.parametrize(("drain_timeout_s", "num_signals"), [(0.05, 1), (20.0, 2)], ids=["no-time-left", "second-signal"])
+def test_requests_that_take_too_long_end_as_aborted(folder: Path, drain_timeout_s: float, num_signals: int) -> None:
     built, signals = make_engine(gate_open=False), Signals()
     with ThreadPoolExecutor(1) as pool:
         with served_engine(EngineConfig(), folder / "e.sock", lambda _: built.engine) as (engine, server):
@@ -71,7 +70,7 @@ def test_requests_that_take_too_long_end_as_aborted(folder: Path, grace_s: float
             wait_for(lambda: server.num_open == 1, "it is there")
             for _ in range(num_signals):
                 signals.take()
-            run_engine(engine, server, signals, grace_s)
+            run_engine(engine, server, signals, drain_timeout_s)
             assert server.num_open == 1
             threading.Timer(0.1, built.runner.gate.set).start()
         assert last.result(20.0).status == "aborted"

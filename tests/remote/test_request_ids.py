@@ -104,3 +104,11 @@ def test_updates_of_unknown_requests_change_nothing() -> None:
     ids = ClientIds(EngineIds())
     assert end(ids, "unknown") == "unknown"
     assert ids.open_ids() == []
+
+
+@pytest.mark.parametrize(("first", "second"), [("x#1", "x"), ("x", "x#1"), ("x#1", "x#1")])
+def test_ids_of_choices_do_not_meet_ids_that_look_like_them(first: str, second: str) -> None:
+    engine = EngineIds()
+    one, other = ClientIds(engine), ClientIds(engine)
+    assert one.open(make_request(first, [1, 2])).request_id == first
+    assert other.open(make_request(second, [1, 2])).request_id.startswith(f"{second}~")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class PacedRunner(FakeRunner):
     """A step takes a while, as on a device."""
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        threading.Event().wait(0.02)
+        time.sleep(0.02)
         return super().submit(plan)
 
 

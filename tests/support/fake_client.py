@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedcore.client import ModelInfo, RequestContext
-from pagedcore.errors import InvalidRequestError, PagedCoreError
+from pagedcore.errors import InvalidRequestError, PagedCoreError, id_in_use
 from pagedcore.outputs import CacheReport, CompletionOutput, FinishReason, Logprob, RequestOutput
 from pagedcore.sampling_params import SamplingParams
 
@@ -159,7 +159,7 @@ class FakeClient:
         token_ids = self.fake_text.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else list(prompt)
         request_id = request_id or f"fake-{len(self.seen)}"
         if request_id in self._open:
-            raise InvalidRequestError(f"request_id {request_id!r} is in use.", param="request_id")
+            raise id_in_use(request_id)
         with self._changed:
             script = self.scripts[min(len(self.seen), len(self.scripts) - 1)]
             self.seen.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,7 +157,7 @@ class FakeLoop:
                     self.gather = 1
                 self._step()
                 self._changed.notify_all()
-            threading.Event().wait(0.0005)  # a step takes time, in which others may submit and abort
+            time.sleep(0.0005)  # a step takes time, in which others may submit and abort
 
     def _step(self) -> None:
         self.batch_sizes.append(len(self._running))

@@ -18,4 +18,4 @@ def make_engine(config: EngineConfig) -> AsyncEngine:
 if __name__ == "__main__":
     config = EngineConfig(model=sys.argv[2] if len(sys.argv) > 2 else None)
     with served_engine(config, sys.argv[1], make_engine) as (engine, server), ending_signals() as signals:
-        run_engine(engine, server, signals, grace_s=20.0)
+        run_engine(engine, server, signals, drain_timeout_s=20.0)

@@ -12,7 +12,10 @@ from typing import Any
 
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.config import EngineConfig
-from pagedcore.remote.address import SocketPath
+from pagedcore.outputs import RequestOutput
+from pagedcore.remote import frames
+from pagedcore.remote.address import SocketPath, connect_to
+from pagedcore.remote.channel import Channel
 from pagedcore.remote.loop import RemoteLoop
 from pagedcore.remote.process import Supervised
 from pagedcore.remote.server import EngineServer
@@ -22,6 +25,7 @@ from support.fake_child import LONG
 from support.served import wait_until
 
 WAIT_S = 20.0
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=3000)
 """It takes a fake runner, whose steps grow with the length, longer than any test."""
 
@@ -100,6 +104,24 @@ def child_pid(engine: AsyncEngine) -> int:
     link = engine._remote._link
     assert link is not None
     return link.welcome.pid
+
+
+def raw_front(one: Hosted) -> Channel:
+    """A front that says what the test wants."""
+    return Channel(connect_to(one.path), lambda batch: map(frames.encode, batch), name="test")
+
+
+def greeted(channel: Channel) -> Channel:
+    """The same, once the engine has taken it for a front."""
+    channel.put(frames.Hello(frames.protocol(), "test"))
+    assert isinstance(frames.decode_from_engine(channel.read() or b""), frames.Welcome)
+    return channel
+
+
+def run(engine: AsyncEngine, prompt: list[int], params: SamplingParams = GREEDY, request_id: str | None = None) -> RequestOutput:
+    """The last output of a request."""
+    *_, last = engine.generate_sync(prompt, params, request_id)
+    return last
 
 
 def wait_for(condition: Any, what: str) -> None:

@@ -29,7 +29,7 @@ export function drawBlocks(map, stats) {
   }
   const { num_active_blocks: active, num_cached_blocks: cached, num_free_blocks: free } = stats;
   canvas.setAttribute("aria-label", `${active} active, ${cached} cached and ${free} free of ${map.num_blocks} blocks`);
-  const each = map.blocks_per_cell === 1 ? "Each square is a block" : `Each square is one block of ${map.blocks_per_cell}`;
+  const each = map.blocks_per_cell === 1 ? "Each square is a block" : `One block of every ${map.blocks_per_cell} is drawn, each`;
   byId("blocks-hint").textContent = `${each} of ${stats.block_size} tokens; the stronger its colour, the more recently it was used.`;
   drawLegend({ a: active, c: cached, f: free });
 }
