@@ -96,8 +96,10 @@ class PagedServer(HookedServer):
             raise EngineError(f"{self._ended_by_itself[0]} So the server stopped; see the log above.")
 
     def _stop(self, *_: object) -> None:
-        """A signal came. Forked children just end."""
+        """A signal came. Forked children just end, once: another signal in the middle of that would leave threads without their loop."""
         if multiprocessing.parent_process() is not None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
             raise SystemExit(0)
         self._num_signals += 1
         if not self._is_ending:

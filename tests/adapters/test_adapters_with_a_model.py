@@ -247,7 +247,9 @@ def test_the_same_traffic_shows_the_same_numbers_through_each_door_and_sigterm_l
 
 
 def _families(text: str) -> dict[str, str]:
-    return {family.name: family.type for family in text_string_to_metric_families(text) if family.name.startswith("pagedcore_")}
+    """Those with samples: one that a machine has nothing for stands in the text of a plain process, without any."""
+    families = [family for family in text_string_to_metric_families(text) if family.samples]
+    return {family.name: family.type for family in families if family.name.startswith("pagedcore_")}
 
 
 # ---- LangChain

@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,15 @@ def test_both_engines_are_warmed_up_with_all_that_is_timed(tmp_path: Path) -> No
         assert (f"Timing {label}", num_timed, num_timed) in calls
 
 
+@pytest.fixture
+def _ctrl_c_raises() -> Iterator[None]:
+    """Python's own handler, whatever a test before has left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_raises")
 def test_ctrl_c_while_an_engine_runs_leaves_no_thread_behind(tmp_path: Path) -> None:
     folder = make_model(tmp_path).folder
     main_thread, before = threading.main_thread(), set(threading.enumerate())
