@@ -14,6 +14,8 @@ from typing import Protocol, cast
 POLL_S = 0.2
 """So often it looks whether a pause is over."""
 MAX_PAUSE_S = 60.0
+REAP_S = 5.0
+"""A process closes what it holds a moment before its exit code is known."""
 
 
 class Host(Protocol):
@@ -65,6 +67,7 @@ class Supervisor:
             self._is_stopped = True
 
     def _bury(self, worker_id: int) -> None:
+        self._workers[worker_id].join(REAP_S)
         pause_s = self._host.on_worker_death(worker_id, self._workers[worker_id])
         if pause_s is not None:
             self._due_s[worker_id] = time.monotonic() + pause_s
