@@ -12,6 +12,7 @@ import bentoml
 import httpx
 import pytest
 from bentoml.exceptions import BentoMLException, InvalidArgument, ServiceUnavailable
+from pydantic import ValidationError
 
 from pagedcore import QueueFullError, SamplingParams, StepFailedError
 from pagedcore.messages import RequestUpdate
@@ -235,3 +236,8 @@ def test_a_failed_reply_is_500_with_the_sentence(door: Door) -> None:
     with client_of(door.url, token=KEY) as client, pytest.raises(BentoMLException) as raised:
         client.generate(prompt="hi")
     assert json.loads(str(raised.value))["error"]["message"] == "The step failed."
+
+
+def test_a_message_has_one_of_the_roles_that_there_are() -> None:
+    with pytest.raises(ValidationError, match="role"):
+        ChatBody(messages=[{"role": "x", "content": "hi"}])

@@ -11,12 +11,13 @@ import threading
 import pytest
 
 from pagedcore import AsyncEngine, SamplingParams
-from pagedcore.errors import EngineClosedError, EngineRefusedError
+from pagedcore.errors import EngineClosedError, EngineRefusedError, EngineUnreachableError
 from pagedcore.outputs import RequestOutput
 from pagedcore.remote import connection, frames, server
 from pagedcore.remote.address import connect_to
 from pagedcore.remote.channel import Channel
 from pagedcore.remote.frames import Add, Call
+from pagedcore.remote.link import Link
 from support.core_builders import make_request
 from support.engine_builder import expected_tokens
 from support.remote_engines import ENDLESS, GREEDY, Hosted, connected, greeted, raw_front, run, wait_for
@@ -171,3 +172,40 @@ def test_a_front_is_not_let_go_before_its_last_update_is_in_the_channel(one: Hos
         run(front, [1], SamplingParams(max_tokens=1), "mine")
         wait_for(lambda: one.server.num_open == 0, "it is let go")
     assert seen == [(1, None)]
+
+
+@pytest.mark.parametrize("first", [b"\xc1", frames.encode(Call(0, "stats", {}))], ids=["no message", "no welcome"])
+def test_what_is_no_engine_is_said_to_be_none(first: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    impostor = Channel(theirs, iter, name="impostor")
+    impostor.put(first)
+    with pytest.raises(EngineUnreachableError, match="What answers there is no engine"):
+        Link(ours, timeout_s=10.0)
+    impostor.close()
+
+
+def test_a_front_that_was_closed_while_the_engine_came_back_lets_that_one_go(one: Hosted) -> None:
+    with connected(one) as front:
+        loop = front.loop
+        source, reopen = loop._source, loop._source.reopen
+        is_back, may_go_on = threading.Event(), threading.Event()
+
+        def slowly(stop: threading.Event) -> Link | None:
+            link = reopen(threading.Event())
+            is_back.set()
+            assert may_go_on.wait(20)
+            return link
+
+        source.reopen = slowly
+        loop._link.abort()
+        assert is_back.wait(20)
+        closing = threading.Thread(target=front.close_sync)
+        closing.start()
+        assert loop._stop.wait(20)
+        may_go_on.set()
+        closing.join(20)
+        loop._thread.join(20)
+        assert not loop._thread.is_alive()
+        assert loop._link is None
+        assert not loop.is_linked
+        wait_for(lambda: one.server.num_fronts == 0, "the front is gone")
