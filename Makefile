@@ -27,7 +27,7 @@ OTHERS  := $(wildcard tests bench examples docs/*.py deploy/observability/grafan
 QUICK   := not gpu and not model and not serve and not slow
 
 # Rooms whose tests need no torch: run on the other Pythons too.
-TORCH_FREE := $(wildcard tests/architecture tests/core tests/observe tests/openai tests/compat tests/cli tests/console tests/tools)
+TORCH_FREE := $(wildcard tests/architecture tests/core tests/tenancy tests/observe tests/openai tests/compat tests/cli tests/console tests/tools)
 FREE_NEEDS := tests/requirements-torch-free.txt
 
 # One thread a process: the tests run in JOBS processes.
@@ -73,10 +73,10 @@ serve: $(VENV)/.serve-installed
 	@env -u OMP_NUM_THREADS $(BIN)/pagedcore serve --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev-installed lint-all test-other-pythons
-	$(PYTEST) tests -m "not gpu" -n $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) tests -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev-installed lint-all
-	$(PYTEST) tests -m "$(QUICK)" -n $(JOBS) --dist loadfile -q $(ARGS)
+	$(PYTEST) tests -m "$(QUICK)" -n $(JOBS) --dist loadfile --no-loadscope-reorder -q $(ARGS)
 
 .PHONY: lint-all
 lint-all: lint format-check types

@@ -93,8 +93,8 @@ class SteppingEngine:
 class SteppingClient:
     """An `EngineClient` of the real front over a `SteppingEngine`."""
 
-    def __init__(self, step_s: float, text: Tokenizer, *, vocab_size: int = VOCAB_SIZE) -> None:
-        self.info = ModelInfo(model_names=("bench",), max_model_len=100_000, created_s=0, vocab_size=vocab_size)
+    def __init__(self, step_s: float, text: Tokenizer, *, vocab_size: int = VOCAB_SIZE, max_model_len: int = 100_000) -> None:
+        self.info = ModelInfo(model_names=("bench",), max_model_len=max_model_len, created_s=0, vocab_size=vocab_size)
         self.text = text
         engine = SteppingEngine(step_s)
         self._front = Front(self.info, text, engine.send)

@@ -1,4 +1,5 @@
-"""How long the HTTP front's event loop stands still while a prompt of 5 MB is read: as text, as a chat, and as token ids.
+"""How long the HTTP front's event loop stands still while a prompt of 5 MB is read: as text, as a chat of one message and of a hundred
+thousand, as a million token ids, and as a text that is far too long for the model.
 
 The engine is made up and the tokenizer is the embedded model's. `longest` is the longest time between two turns of the loop, `idle` the
 same while nothing happens, which is what this machine does to any process.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import Awaitable
@@ -24,10 +26,12 @@ from http_front import SteppingClient
 from pagedcore.config import EngineConfig
 from pagedcore.models.source import resolve_model
 from pagedcore.openai import build_app
-from pagedcore.text.tokenizer import Tokenizer, load_tokenizer
+from pagedcore.text.tokenizer import load_tokenizer
 
 TURN_S = 0.001
 PART_BYTES = 1 << 16
+BYTES_OF_A_MESSAGE = 50
+BYTES_OF_AN_ID = 5
 SENTENCE = "The quick brown fox jumps over the lazy dog near the old river bank, number {}. "
 
 
@@ -59,7 +63,7 @@ async def lag_during(work: Awaitable[Any]) -> tuple[float, float]:
     return lag.longest_s, took_s
 
 
-async def post(app: Any, path: str, raw: bytes) -> None:
+async def post(app: Any, path: str, raw: bytes, status: int = 200) -> None:
     """One request, its body in parts as a server receives it."""
     parts = [raw[at : at + PART_BYTES] for at in range(0, len(raw), PART_BYTES)]
     last = len(parts) - 1
@@ -74,7 +78,7 @@ async def post(app: Any, path: str, raw: bytes) -> None:
         return message
 
     async def send(message: Any) -> None:
-        assert message.get("status", 200) == 200, message
+        assert message.get("status", status) == status, message
 
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode(),
@@ -83,13 +87,16 @@ async def post(app: Any, path: str, raw: bytes) -> None:
     await app(scope, receive, send)
 
 
-def bodies(text: Tokenizer, num_bytes: int) -> dict[str, tuple[str, bytes]]:
+def bodies(num_bytes: int, vocab_size: int) -> dict[str, tuple[str, bytes]]:
     """Name -> path and body of each kind of prompt."""
     prompt = "".join(SENTENCE.format(number) for number in range(num_bytes // len(SENTENCE)))
-    ids = text.encode(prompt[: len(prompt) // 2])
+    roles = ("user", "assistant")
+    short = [{"role": roles[number % 2], "content": f"message {number}"} for number in range(num_bytes // BYTES_OF_A_MESSAGE)]
+    ids = random.Random(0).choices(range(vocab_size), k=num_bytes // BYTES_OF_AN_ID)
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         "text": ("/v1/completions", {"prompt": prompt}),
         "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}),
+        "messages": ("/v1/chat/completions", {"messages": short}),
         "token ids": ("/v1/completions", {"prompt": ids}),
     }
     return {name: (path, json.dumps({**body, "max_tokens": 1}).encode()) for name, (path, body) in kinds.items()}
@@ -97,10 +104,13 @@ def bodies(text: Tokenizer, num_bytes: int) -> dict[str, tuple[str, bytes]]:
 
 async def measure(num_bytes: int, num_rounds: int) -> None:
     text = load_tokenizer(resolve_model(EngineConfig()).model_dir)
-    app = build_app(SteppingClient(0.001, text, vocab_size=text.vocab_size))
-    for name, (path, raw) in bodies(text, num_bytes).items():
+    patient, strict = (SteppingClient(0.001, text, vocab_size=text.vocab_size, max_model_len=limit) for limit in (2**31, 8192))
+    kinds = bodies(num_bytes, text.vocab_size)
+    runs = [(name, patient, *kinds[name], 200) for name in kinds] + [("too long", strict, *kinds["text"], 400)]
+    for name, client, path, raw, status in runs:
+        app = build_app(client)
         for _ in range(num_rounds):
-            longest_s, took_s = await lag_during(post(app, path, raw))
+            longest_s, took_s = await lag_during(post(app, path, raw, status))
             idle_s, _ = await lag_during(asyncio.sleep(took_s))
             print(f"{name:<10}{len(raw) / 1e6:>6.1f} MB {took_s:>8.2f} s{1e3 * longest_s:>10.1f}{1e3 * idle_s:>8.1f}", flush=True)
 

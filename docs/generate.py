@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
+
+from pagedcore.cli import app
 from pagedcore.commands.field_docs import field_docs
 from pagedcore.config import EngineConfig
 from pagedcore.metrics_compat.vllm_names import VLLM_FAMILIES
 from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES, Family
+from pagedcore.openai.settings import ServerSettings
 from pagedcore.sampling_params import SamplingParams
 
 HERE = Path(__file__).parent
@@ -17,10 +22,14 @@ NOTICE = "<!-- Written by docs/generate.py. Do not edit. -->\n\n"
 
 
 def settings_page() -> str:
-    """Every field of the config and of the sampling parameters, with default and docstring."""
+    """Every field of the config, the server's settings and the sampling parameters, and the flags that only the server has."""
     return (
         f"{NOTICE}# Settings\n\nKeywords of `LLM`, `AsyncEngine` and `EngineConfig`; flags of `pagedcore serve` with `-` for `_`.\n\n"
         + _field_table(EngineConfig)
+        + "\n# Flags of pagedcore serve alone\n\nBeside those above.\n\n"
+        + _flag_table("serve")
+        + "\n# Server settings\n\nKeywords of `ServerSettings`, for `build_server`, `build_service`, `build_app` and `build_router`.\n\n"
+        + _field_table(ServerSettings)
         + "\n# Sampling parameters\n\nFields of `SamplingParams`, and of the body of a completion request.\n\n"
         + _field_table(SamplingParams)
     )
@@ -54,8 +63,28 @@ def _field_table(cls: type) -> str:
     return "| name | default | what it does |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
+def _flag_table(command: str) -> str:
+    """The options of a command that are no fields of the config."""
+    fields = {field.name for field in dataclasses.fields(EngineConfig)}
+    options = [option for option in get_command(app).commands[command].params if option.name not in fields]
+    rows = [f"| {_spelled(option)} | {_shown(option.default)} | {_cell(option.help)} |" for option in options]
+    return "| flag | default | what it does |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _spelled(option: Any) -> str:
+    if option.param_type_name == "argument":
+        return f"`{option.metavar}`"
+    variable = f" (or `{option.envvar}`)" if option.envvar else ""
+    return f"`{option.opts[0]}`{variable}"
+
+
 def _default(field: dataclasses.Field[object]) -> str:
-    value = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return _shown(field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default)
+
+
+def _shown(value: object) -> str:
+    if dataclasses.is_dataclass(value):
+        return f"`{type(value).__name__}()`"
     return "-" if value in (None, (), {}) else f"`{value}`"
 
 

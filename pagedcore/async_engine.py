@@ -155,7 +155,10 @@ class AsyncEngine:
         return self._loop
 
     def stats(self) -> StatsSnapshot:
-        """Every counter and gauge at this moment; subtract two for what happened between."""
+        """Every counter and gauge at this moment; subtract two for what happened between.
+
+        An engine in a process of its own that was started again counts here from its new start; the counters of /metrics go on.
+        """
         return self._loop.stats()
 
     @property
@@ -198,9 +201,7 @@ class AsyncEngine:
 
     async def check_health(self) -> None:
         """Raise `EngineClosedError` unless the engine loop runs."""
-        self._loop.raise_if_closed()
-        if self._remote is not None:
-            self._remote.raise_if_away()
+        self._loop.raise_if_away()
 
     async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         from pagedcore.observe.exposition import metrics_text
@@ -319,4 +320,6 @@ def load_text(plan: EnginePlan) -> Tokenizer | None:
         return None
     from pagedcore.text.tokenizer import load_tokenizer
 
-    return load_tokenizer(Path(plan.tokenizer_dir), chat_template=plan.config.chat_template)
+    text = load_tokenizer(Path(plan.tokenizer_dir), chat_template=plan.config.chat_template)
+    text.compile_templates()
+    return text

@@ -81,6 +81,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    tenant_priority: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Priority of a tenant, lower first, with --scheduling-policy priority; bodies may then give none. May be repeated.",
+            metavar="NAME=NUMBER",
+            show_default=False,
+        ),
+    ] = None,
     ignore_field: Annotated[
         list[str] | None,
         typer.Option(
@@ -128,18 +136,21 @@ def serve(
     and more.
     """
     from pagedcore.console.indicators import parse_targets
-    from pagedcore.http.api_keys import parse_tenant_keys
+    from pagedcore.http.api_keys import parse_tenant_keys, parse_tenant_priorities
     from pagedcore.openai.settings import ServerSettings
 
     config = with_model(config, source)
     settings = ServerSettings(
         api_keys=tuple(api_key or ()),
         tenants=parse_tenant_keys(tenant_key or ()),
+        tenant_priorities=parse_tenant_priorities(tenant_priority or ()),
         ignored_fields=tuple(ignore_field or ()),
         ui_show_text=ui_show_text,
         tool_parser=cast(FormName, tool_parser),
         targets=parse_targets(target or ()),
     )
+    if settings.tenant_priorities and socket is None and config.scheduling_policy != "priority":
+        raise ConfigError("--tenant-priority orders the waiting queue by priority; give --scheduling-policy priority, too.")
     if socket is None and fronts is None:
         _serve_by_litserve(config, settings, host, port, num_api_servers, warmup_file, drain_timeout_s)
         return

@@ -47,8 +47,8 @@ class RequestContext:
             raise InvalidRequestError(f"priority must be an integer, got {shown(self.priority)}.", param="priority")
         for name in ("tenant", "cache_salt", "request_class", "adapter"):
             value = getattr(self, name)
-            if not isinstance(value, str) and (value is not None or name == "adapter"):
-                raise InvalidRequestError(f"{name} must be text, got {shown(value)}.", param=name)
+            if value is not None or name == "adapter":
+                check_text(value, name)
         if self.traceparent is not None and not (isinstance(self.traceparent, str) and parse_traceparent(self.traceparent)):
             message = f"traceparent is {shown(self.traceparent)} and must be a W3C traceparent, such as 00-TRACE_ID-SPAN_ID-01."
             raise InvalidRequestError(message, param="traceparent")
@@ -58,10 +58,20 @@ class RequestContext:
         return self if header is None or parse_traceparent(header) is None else replace(self, traceparent=header)
 
 
+def check_text(value: object, name: str) -> None:
+    """Raises `InvalidRequestError` for what is no text, or none that UTF-8 has a form for: no scrape and no page could show it."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{name} must be text, got {shown(value)}.", param=name)
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidRequestError(f"{name} is {shown(value)}, which holds half a surrogate pair; give valid Unicode text.", param=name)
+
+
 class TextFront(Protocol):
     """Text in, token ids out; implemented by `pagedcore.text.tokenizer.Tokenizer`. All methods are thread-safe."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None) -> list[int]:
+        """Token ids; of a text with more than `max_prompt_tokens` not always all, but more than that."""
+        ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 

@@ -34,7 +34,8 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     trust_remote_code: bool = False
-    """No remote code is ever run, whatever this says: a model that needs code of its own is refused by its architecture's name."""
+    """No remote code is ever run: True is taken with a warning, and a model that needs code of its own is refused by its architecture's
+    name."""
     served_model_name: str | tuple[str, ...] | None = None
     """Name or names that clients may use; None is the model's name."""
     dtype: str = "auto"
@@ -73,6 +74,15 @@ class EngineConfig:
     """Most tokens of one step; None is max(2048, max_num_seqs) on a CPU and max(8192, max_num_seqs) on a GPU."""
     max_waiting_requests: int | None = None
     """Most requests that wait in the queue; more raise QueueFullError (HTTP 429). None is no limit."""
+    max_running_per_tenant: int | None = None
+    """Most requests of one tenant that run at once; its others wait for tenant_quota, and those of other tenants pass them. Requests
+    that name no tenant are one tenant. None is no limit."""
+    max_waiting_per_tenant: int | None = None
+    """Most requests of one tenant that wait in the queue; more raise TenantQuotaError (HTTP 429), and other tenants' are still taken.
+    None is no limit."""
+    cache_fraction_per_tenant: float | None = None
+    """Share of the KV blocks, in (0, 1], that one tenant may hold and cache at the expense of others. Beyond it, its own cached blocks make
+    room, and where it has none its requests wait; a request that alone needs more is refused. None: the oldest block of all makes room."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of the waiting queue: first come first served, or by `priority` (lower first) and then arrival."""
     max_batch_wait_ms: float = 0.0
@@ -296,7 +306,7 @@ def _validate_integers(c: EngineConfig) -> None:
     for name in ("max_num_seqs", "tensor_parallel_size", "max_preemptions"):
         value = getattr(c, name)
         _require(_is_int(value) and value >= 1, f"{name} is {shown(value)} and must be an integer of at least 1.")
-    for name in ("max_num_batched_tokens", "num_kv_blocks", "max_waiting_requests"):
+    for name in ("max_num_batched_tokens", "num_kv_blocks", "max_waiting_requests", "max_running_per_tenant", "max_waiting_per_tenant"):
         value = getattr(c, name)
         is_count = value is None or (_is_int(value) and value >= 1)
         _require(is_count, f"{name} is {shown(value)} and must be None or an integer of at least 1.")
@@ -318,6 +328,11 @@ def _validate_numbers(c: EngineConfig) -> None:
     _require(0 <= c.swap_space <= MAX_SWAP_GIB, f"swap_space is {c.swap_space!r} GiB and must be from 0 to {MAX_SWAP_GIB}.")
     is_found_again = c.swap_space == 0 or c.enable_prefix_caching
     _require(is_found_again, f"swap_space={c.swap_space!r} needs prefix caching, which finds blocks again; set enable_prefix_caching.")
+    share = c.cache_fraction_per_tenant
+    is_fraction = share is None or (_is_number(share) and 0.0 < share <= 1.0)
+    _require(is_fraction, f"cache_fraction_per_tenant is {shown(share)} and must be None or a number above 0 and at most 1.")
+    has_cache = share is None or c.enable_prefix_caching
+    _require(has_cache, f"cache_fraction_per_tenant={share!r} divides the prefix cache, which is off; set enable_prefix_caching.")
     _validate_request_log(c)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,15 @@ from pagedcore.errors import PagedCoreError
 from pagedcore.grammar.grammars import Grammars
 from pagedcore.metrics_compat.ledgers import ledger_for
 from pagedcore.observe.recorder import Recorder, RecorderInfo
+from pagedcore.tenancy.limits import TenantLimits
 from pagedcore.tracing.tracer import Tracer
+
+REMOTE_CODE_WARNING = (
+    "trust_remote_code=True has no effect: code that comes with a model is never run, and the model is loaded by the code of pagedcore "
+    "or refused. Leave the setting out."
+)
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -35,6 +44,8 @@ def build_parts(
     from pagedcore.models.source import resolve_model
     from pagedcore.runtime.build import build_runner
 
+    if config.trust_remote_code:
+        logger.warning(REMOTE_CODE_WARNING)
     model = resolve_model(config)
     runner, plan = build_runner(config, model.model_dir, model_name=model.name, tokenizer_dir=model.tokenizer_dir, progress=progress)
     grammars = model_grammars(plan)
@@ -96,6 +107,11 @@ def scheduler_limits(plan: EnginePlan) -> SchedulerLimits:
         max_batch_wait_s=config.max_batch_wait_ms / 1000.0,
         max_waiting_requests=config.max_waiting_requests,
         num_in_flight_steps=2 if plan.overlap else 1,
+        tenants=TenantLimits(
+            max_running=config.max_running_per_tenant,
+            max_waiting=config.max_waiting_per_tenant,
+            cache_fraction=config.cache_fraction_per_tenant,
+        ),
     )
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import time
 import traceback
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from pagedcore.advice.advisor import Advisor
 from pagedcore.client import ModelInfo
 from pagedcore.config import EnginePlan
 from pagedcore.core.block_pool import BlockPool
+from pagedcore.core.events import Arrived, Finished
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, Runner, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
@@ -31,6 +29,7 @@ from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUp
 from pagedcore.observe.recorder import Recorder
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outboxes import Outbox, Outboxes
+from pagedcore.process_endings import belong_to_process
 from pagedcore.tracing.tracer import Tracer
 
 T = TypeVar("T")
@@ -45,8 +44,6 @@ IDLE_FLUSH_S = 1.0
 """An idle engine wakes this often to move the windows of its gauges on."""
 
 logger = logging.getLogger(__name__)
-
-_live_loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +93,7 @@ class EngineLoop:
         self._depth = 2 if parts.plan.overlap else 1
         self._submitted_s: float | None = None  # of the step committed last
         self._num_failures = 0
+        self._lost: list[Finished] = []
         self._closing = False
         self._fatal: PagedCoreError | None = None
         self._refusal: str | None = None
@@ -104,7 +102,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="pagedcore-engine", daemon=True)
         self._start_lock = threading.RLock()
         self._is_over = threading.Event()
-        _live_loops.add(self)
+        belong_to_process(self)
 
     # ---- any thread
 
@@ -189,6 +187,10 @@ class EngineLoop:
     def flush_metrics(self) -> None:
         self._recorder.flush()
 
+    def count_lost(self, ends: Sequence[Finished]) -> None:
+        """Requests that an engine before this one took with it when it died: they have arrived and ended in the books of this one."""
+        self.call(partial(self._lost.extend, ends))
+
     def check(self) -> None:
         """Raise AssertionError where an owner's state contradicts itself; changes nothing."""
         self.call(self._scheduler.check_invariants).result()
@@ -225,10 +227,14 @@ class EngineLoop:
         if self._refusal is not None:
             raise EngineClosedError(self._refusal)
 
+    def raise_if_away(self) -> None:
+        """The same: an engine in this process is there, or gone. One in another process may be away for a while."""
+        self.raise_if_closed()
+
     def disown(self) -> None:
         """In a forked child: refuse everything, wait for nothing and leave the parent's device alone."""
         self._refusal = "The engine belongs to the process that this one was forked from; start an engine here, or fork before making it."
-        self._is_over = threading.Event()
+        self._is_over, self._start_lock = threading.Event(), threading.RLock()  # another thread may have held theirs
         self._is_over.set()
 
     # ---- engine thread
@@ -342,6 +348,9 @@ class EngineLoop:
     def _emit(self) -> None:
         """Record what happened, then hand each outbox its updates."""
         events = self._scheduler.take_events()
+        if self._lost:
+            events.events += [event for end in self._lost for event in (Arrived(end.request, end.now_s), end)]
+            self._lost = []
         if self._records:
             events.submitted_s = self._submitted_s if events.step_id is not None else None
             self._recorder.record(events)
@@ -400,19 +409,3 @@ class EngineLoop:
 
     def _refuse_inbox(self) -> None:
         self._inbox.refuse(EngineClosedError(self._refusal or "The engine is closed."))
-
-
-@atexit.register
-def _close_all() -> None:
-    for loop in list(_live_loops):
-        loop.close(timeout_s=5.0)
-
-
-def _disown_all() -> None:
-    for loop in list(_live_loops):
-        loop.disown()
-    _live_loops.clear()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_disown_all)

@@ -16,6 +16,7 @@
     |   |-- ModelNotFoundError              404
     |   |-- UnknownRequestError             404
     |   `-- QueueFullError                  429   with retry_after_s
+    |       `-- TenantQuotaError            429   one tenant's requests fill its part of the queue
     |-- EngineError (RuntimeError)          500
     |   |-- StepFailedError                 500   the step that computed this request failed
     |   |-- NoAnswerError                   504   a question of an operator was not answered in time
@@ -143,6 +144,12 @@ class QueueFullError(RequestError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TenantQuotaError(QueueFullError):
+    """As many requests of this tenant wait as its quota allows; others are still taken."""
+
+    code = "tenant_quota"
 
 
 class EngineError(PagedCoreError, RuntimeError):

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from pagedcore.client import ModelInfo, RequestContext
+from pagedcore.client import ModelInfo, RequestContext, check_text
 from pagedcore.errors import EngineClosedError, InvalidRequestError, id_in_use
 from pagedcore.grammar.grammars import Grammars, prepare
+from pagedcore.long_lists import is_within, pieces
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from pagedcore.outputs import RequestOutput
 from pagedcore.request_stream import LoopWaker, QueueWaker, RequestStream, Waker
@@ -33,9 +34,6 @@ Prompt = str | Sequence[int] | Mapping[str, object]
 
 INLINE_PROMPT_LENGTH = 4096
 """Prompts of more characters, or token ids, are read in a worker thread, so that an event loop never stalls."""
-
-PIECE_LENGTH = 1 << 15
-"""Token ids that are checked in one call. Such a call holds the interpreter's lock, and over a long prompt for tens of milliseconds."""
 
 MAX_ENDING_S = 10.0
 """How long a new request waits for the end of an abandoned one of the same id."""
@@ -132,7 +130,9 @@ class Front:
         if isinstance(prompt, str):
             if self.text is None:
                 raise InvalidRequestError("The engine has no tokenizer (skip_tokenizer_init=True); give token ids.", param="prompt")
-            return TokenizedPrompt(text=prompt, token_ids=self.text.encode(prompt, add_special_tokens=add_special_tokens))
+            limit = self.info.max_model_len
+            token_ids = self.text.encode(prompt, add_special_tokens=add_special_tokens, max_prompt_tokens=limit)
+            return TokenizedPrompt(text=prompt, token_ids=token_ids)
         return TokenizedPrompt(text=None, token_ids=self._checked_ids(prompt))
 
     def open(
@@ -230,11 +230,10 @@ class Front:
 
     def _checked_ids(self, prompt: object) -> list[int]:
         token_ids = _integers(prompt)
-        for piece in _pieces(token_ids):
-            if min(piece) < 0 or max(piece) >= self.info.vocab_size:
-                wrong = next(t for t in piece if not 0 <= t < self.info.vocab_size)
-                message = f"Token id {shown(wrong)} is outside the vocabulary of {self.info.vocab_size} tokens."
-                raise InvalidRequestError(message, param="prompt")
+        if not is_within(token_ids, 0, self.info.vocab_size):
+            wrong = next(t for t in token_ids if not 0 <= t < self.info.vocab_size)
+            message = f"Token id {shown(wrong)} is outside the vocabulary of {self.info.vocab_size} tokens."
+            raise InvalidRequestError(message, param="prompt")
         return token_ids
 
     def _check_token_parameters(self, params: SamplingParams) -> None:
@@ -333,8 +332,8 @@ def _choice_seed(seed: int, index: int) -> int:
 
 
 def _check_request_id(request_id: object) -> None:
-    if request_id is not None and not isinstance(request_id, str):
-        raise InvalidRequestError(f"request_id must be text, got {shown(request_id)}.", param="request_id")
+    if request_id is not None:
+        check_text(request_id, "request_id")
 
 
 def _prompt_length(prompt: object) -> int:
@@ -350,7 +349,7 @@ def _integers(values: object) -> list[int]:
         if hasattr(values, "tolist"):
             values = values.tolist()
         if isinstance(values, Sequence) and not isinstance(values, (str, bytes, bytearray)):
-            return list(chain.from_iterable(map(_integers_of_piece, _pieces(values))))
+            return list(chain.from_iterable(map(_integers_of_piece, pieces(values))))
     except TypeError:
         pass
     raise InvalidRequestError(f"A prompt must be text or token ids, got {shown(values)}.", param="prompt")
@@ -358,13 +357,10 @@ def _integers(values: object) -> list[int]:
 
 def _integers_of_piece(values: Sequence[Any]) -> list[int]:
     """Raises `TypeError` for what is no integer, and for booleans."""
-    if bool in set(map(type, values)):
+    kinds = set(map(type, values))
+    if bool in kinds:
         raise TypeError("a token id is no boolean")
-    return list(map(operator.index, values))
-
-
-def _pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (values[start : start + PIECE_LENGTH] for start in range(0, len(values), PIECE_LENGTH))
+    return list(values if kinds == {int} else map(operator.index, values))
 
 
 def _prompt_of_mapping(prompt: Mapping[str, object]) -> str | Sequence[int]:

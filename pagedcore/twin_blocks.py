@@ -28,12 +28,14 @@ class TwinBlocks:
         self._young: dict[int, _Holder] = {}
         self._old: dict[int, _Holder] = {}
         self._has_domains = False
+        self._block_size = 1
 
     def note(
         self, request: AddRequest, lookup: LookupReport, now_s: float, evicted_at: Callable[[BlockHash], float | None]
     ) -> frozenset[int]:
         """Which of the lookup's missed blocks, counted from 0, another domain holds now. Then all of them are this domain's."""
         self._has_domains = self._has_domains or request.tenant is not None or request.cache_salt is not None
+        self._block_size = lookup.block_size
         if not self._has_domains or not lookup.missed:
             return frozenset()
         domain, young, old = make_domain(request.cache_salt, request.tenant), self._young, self._old
@@ -45,6 +47,17 @@ class TwinBlocks:
         return frozenset(
             number for number, holder in enumerate(holders) if holder is not None and holder[0] != domain and _is_held(holder, evicted_at)
         )
+
+    def abandon(self, request: AddRequest, num_tokens: int) -> None:
+        """A request that was noted ended before it had computed its last so many prompt tokens: it holds no block of them."""
+        if not num_tokens or not self._has_domains:
+            return
+        domain, num_prompt_tokens = make_domain(request.cache_salt, request.tenant), len(request.prompt_token_ids)
+        num_computed_blocks = (num_prompt_tokens - num_tokens) // self._block_size
+        for key in _keys(request.prompt_token_ids, self._block_size, num_prompt_tokens // self._block_size)[num_computed_blocks:]:
+            for holders in (self._young, self._old):
+                if key in holders and holders[key][0] == domain:
+                    del holders[key]
 
 
 def _is_held(holder: _Holder, evicted_at: Callable[[BlockHash], float | None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from pagedcore import garbage
 
 ROOT = Path(__file__).parent.parent
+COSTS = {"slow": 20, "model": 10, "serve": 10}
+"""What a test of a mark takes, roughly, in seconds."""
 
 
 def _has_gpu() -> bool:
@@ -30,8 +33,37 @@ def _garbage_is_not_held() -> Iterator[None]:
         yield
 
 
+def _search_as_always() -> None:
+    """Hypothesis draws the same examples in every run, without a limit in time: what fails, fails for everybody.
+    `--hypothesis-profile search` draws new ones."""
+    if importlib.util.find_spec("hypothesis") is None:
+        return
+    from hypothesis import HealthCheck, settings
+
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("search", patient)
+    settings.register_profile("same", patient, derandomize=True, database=None)
+    settings.load_profile("same")
+
+
+_search_as_always()
+
+
+def _cost(item: pytest.Item) -> int:
+    return next((cost for name, cost in COSTS.items() if item.get_closest_marker(name)), 0)
+
+
+def _costly_files_first(items: list[pytest.Item]) -> None:
+    """So that the processes of `--dist loadfile` end at about the same time (with `--no-loadscope-reorder`)."""
+    costs = Counter[Path]()
+    for item in items:
+        costs[item.path] += _cost(item)
+    items.sort(key=lambda item: -costs[item.path])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped, with the reason, where there is no CUDA device."""
+    """Tests marked gpu are skipped, with the reason, where there is no CUDA device; files that take long come first."""
+    _costly_files_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:

@@ -120,7 +120,8 @@ class NativeAPI:
         context = RequestContext(adapter="bentoml")
         if ctx is not IN_PROCESS:
             tenant = self.access.tenant(ctx.request)
-            context = RequestContext(adapter="bentoml", tenant=tenant).in_trace(ctx.request.headers.get("traceparent"))
+            context = RequestContext(adapter="bentoml", tenant=tenant, priority=self.access.priority(tenant))
+            context = context.in_trace(ctx.request.headers.get("traceparent"))
         params = _params(sampling)
         if isinstance(prompt, str):
             return self.engine.generate(prompt, params, context=context)

@@ -67,6 +67,8 @@ class Call:
 
     def collect_all(self, prompts: Sequence[str]) -> list[RequestOutput]:
         """The finished outputs of all prompts, which are in the engine at once."""
+        if not prompts:
+            return []
         with ContextThreadPoolExecutor(max_workers=min(len(prompts), MAX_BATCH_THREADS)) as pool:
             return list(pool.map(self.collect, prompts))
 

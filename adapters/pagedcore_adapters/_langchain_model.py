@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, ClassVar, Self
 
+from langchain_core.language_models import LangSmithParams
 from pydantic import BaseModel, Field, model_validator
 
 from pagedcore import AsyncEngine, EngineConfig
@@ -12,7 +14,7 @@ from pagedcore.client import TextFront
 from pagedcore.errors import ConfigError, ModelNotFoundError, UnsupportedFeatureError
 from pagedcore.remote.loop import RemoteLoop
 from pagedcore.structured_outputs import StructuredOutputsParams
-from pagedcore_adapters._langchain_call import Call
+from pagedcore_adapters._langchain_call import PROVIDER, Call
 from pagedcore_adapters._langchain_options import CallOptions, read_options
 from pagedcore_adapters.shared_engine import attached_engine, serve_metrics, shared_engine
 
@@ -81,8 +83,25 @@ class PagedCoreModel(BaseModel):
 
     def served_name(self, model: str | None = None) -> str:
         """The name in metadata and traces; starts no engine for it."""
-        known = self._running_engine() if model is None and self.model_name is None else None
-        return model or self.model_name or (EMBEDDED_NAME if known is None else known.info.model_names[0])
+        name = model or self.model_name
+        if name is not None:
+            return name
+        engine = self._running_engine()
+        return _name_of(_config(self.engine_config, None)) if engine is None else engine.info.model_names[0]
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What an answer depends on: LangChain's caches of answers go by it, so models on different engines must differ."""
+        engine = self._running_engine()
+        config = _config(self.engine_config, self.model_name) if engine is None else engine.config
+        settings = {"engine_config": changed} if (changed := _changed(config)) else {}
+        return {"model_name": self.served_name(), **self._options(), **self.model_kwargs, **settings}
+
+    def _named(self, params: LangSmithParams) -> LangSmithParams:
+        """The parameters of a trace with whose model it was."""
+        params["ls_provider"] = PROVIDER
+        params.setdefault("ls_model_name", self.served_name())
+        return params
 
     def _running_engine(self) -> AsyncEngine | None:
         """The one that runs whether this model is used or not: given, or at the socket. None where it is of our own making."""
@@ -125,6 +144,19 @@ class PagedCoreModel(BaseModel):
 def _config(config: EngineConfig | Mapping[str, Any] | None, model: str | None) -> EngineConfig:
     base = config if isinstance(config, EngineConfig) else EngineConfig.from_mapping(config or {})
     return base if model is None else base.replace(model=model)
+
+
+def _name_of(config: EngineConfig) -> str:
+    """The name that an engine of these settings answers with."""
+    names = config.served_model_name
+    first = names if isinstance(names, str) or names is None else names[0]
+    return first or config.model or EMBEDDED_NAME
+
+
+def _changed(config: EngineConfig) -> dict[str, Any]:
+    """Settings that are not the defaults."""
+    usual = EngineConfig()
+    return {field.name: value for field in fields(config) if (value := getattr(config, field.name)) != getattr(usual, field.name)}
 
 
 def _require_own_numbers(engine: AsyncEngine) -> None:

@@ -14,7 +14,17 @@ from pagedcore.front import Front
 from pagedcore.messages import RequestUpdate
 from pagedcore.routing.router import RoutingPolicy
 from pagedcore_adapters._litserve_gossip import TellOthers
-from pagedcore_adapters._litserve_messages import ControlQueue, Drain, News, Reply, Traffic, WorkerFacts, WorkerLost, WorkerReady
+from pagedcore_adapters._litserve_messages import (
+    ControlQueue,
+    Drain,
+    News,
+    Reply,
+    Traffic,
+    WorkerAway,
+    WorkerFacts,
+    WorkerLost,
+    WorkerReady,
+)
 from pagedcore_adapters._litserve_pool import WorkerPool
 from pagedcore_adapters._litserve_questions import Answer, Asker
 from pagedcore_adapters._prometheus_dir import multiprocess_metrics
@@ -64,7 +74,7 @@ class WorkerClient:
             front.begin_drain()
             self._draining = asyncio.get_running_loop().create_task(self._drain(front, message.timeout_s))
         else:
-            self._deliver(self._note_worker(message) if isinstance(message, WorkerReady | WorkerLost) else message)
+            self._deliver(self._note_worker(message) if isinstance(message, WorkerReady | WorkerAway | WorkerLost) else message)
 
     @property
     def info(self) -> ModelInfo:
@@ -97,8 +107,12 @@ class WorkerClient:
         return True
 
     async def is_alive(self) -> bool:
-        """A worker is warm. Raises `EngineClosedError`, which says what each does, when none is."""
-        return self._pool is not None and bool(self._pool.workers.usable())
+        """A worker lives: whoever restarts a dead server has nothing to do. Raises `EngineClosedError`, which says what each does, when
+        none does."""
+        if self._pool is None:
+            return False
+        self._pool.workers.check_one_lives()
+        return True
 
     async def metrics_text(self, accept: str = "") -> tuple[bytes, str]:
         """The series of all workers: each writes its own to files that this process reads."""
@@ -108,7 +122,7 @@ class WorkerClient:
         """One answer a living worker; see `EngineClient.inspect`."""
         return await self._questions().ask(self._started()[0].workers.usable(), question, arguments)
 
-    def _note_worker(self, news: WorkerReady | WorkerLost) -> list[RequestUpdate]:
+    def _note_worker(self, news: WorkerReady | WorkerAway | WorkerLost) -> list[RequestUpdate]:
         if isinstance(news, WorkerLost):
             self._questions().lose(news.worker_id)
         return self._started()[0].note_worker(news)

@@ -49,6 +49,14 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerAway:
+    """A worker tells the API servers that its engine, which runs in a process of its own, takes no requests; it starts again."""
+
+    worker_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """The main process tells the API servers that a worker has ended."""
 
@@ -72,7 +80,7 @@ class Drain:
     timeout_s: float
 
 
-Reply = list[RequestUpdate] | Answer | WorkerReady
+Reply = list[RequestUpdate] | Answer | WorkerReady | WorkerAway
 """What a worker sends to an API server."""
 
 News = WorkerLost | Traffic | Drain

@@ -10,7 +10,7 @@ from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUp
 from pagedcore.routing.prefix_keys import prefix_keys
 from pagedcore.routing.router import Reason, Router, RoutingPolicy
 from pagedcore_adapters._litserve_gossip import Gossip, TellOthers
-from pagedcore_adapters._litserve_messages import ControlQueue, Sender, Traffic, WorkerFacts, WorkerLost, WorkerReady
+from pagedcore_adapters._litserve_messages import ControlQueue, Sender, Traffic, WorkerAway, WorkerFacts, WorkerLost, WorkerReady
 from pagedcore_adapters._litserve_questions import Question
 from pagedcore_adapters._litserve_workers import Workers
 
@@ -69,12 +69,15 @@ class WorkerPool:
                 if self._gossip is not None:
                     self._gossip.note_loads()
 
-    def note_worker(self, news: WorkerReady | WorkerLost) -> list[RequestUpdate]:
-        """A worker has become ready, or has ended: the last updates of the requests that it had."""
+    def note_worker(self, news: WorkerReady | WorkerAway | WorkerLost) -> list[RequestUpdate]:
+        """A worker has become ready, has lost its engine, or has ended: the last updates of the requests that it had, unless it sends
+        those itself."""
         self.workers.note(news)
         if isinstance(news, WorkerReady):
             return []
         self._router.forget(news.worker_id)
+        if isinstance(news, WorkerAway):
+            return []
         message = f"Worker process {news.worker_id} has ended ({news.reason}) and took this request with it; send it again."
         return [_failed(request_id, message) for request_id, owner in self._owners.items() if owner == news.worker_id]
 

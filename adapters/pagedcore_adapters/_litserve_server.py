@@ -5,25 +5,29 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.managers import SyncManager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from pagedcore.errors import EngineError
+from pagedcore.http.address import announcement
 from pagedcore.openai import ServerSettings, add_error_handlers, build_router
+from pagedcore.remote.restarts import Restarts
 from pagedcore.routing.router import RoutingPolicy
 from pagedcore_adapters._litserve_address import check_address
 from pagedcore_adapters._litserve_attached import AttachedClient
 from pagedcore_adapters._litserve_client import WorkerClient
 from pagedcore_adapters._litserve_hooks import HookedServer
-from pagedcore_adapters._litserve_messages import Drain, News, Traffic, WorkerLost
+from pagedcore_adapters._litserve_messages import Drain, News, Traffic, WorkerFacts, WorkerLost
 from pagedcore_adapters._litserve_placement import Placement
 from pagedcore_adapters._litserve_processes import end_processes, handler_of_signals
-from pagedcore_adapters._litserve_supervisor import FailedStarts
 from pagedcore_adapters._litserve_worker_api import WorkerAPI
 from pagedcore_adapters._prometheus_dir import forget_process
 
@@ -31,8 +35,6 @@ LITSERVE_HEALTH_PATH = "/litserve/health"
 """LitServe's own health route stands aside: /health and /ready are the router's."""
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.05
-MAX_FAILED_STARTS = 3
-"""So often in a row a worker may fail to start before a server without another one ends."""
 
 logger = logging.getLogger("pagedcore.litserve")
 
@@ -62,23 +64,26 @@ class PagedServer(HookedServer):
         self._options = options
         socket = lit_api.socket
         self._client: WorkerClient | AttachedClient = WorkerClient(options.routing) if socket is None else AttachedClient(socket)
+        self._has_operator_routes = settings.allow_operator_routes
         self._ended_by_itself: list[str] = []
         self._on_ready: Callable[[], None] | None = None
         self._num_signals = 0
         self._is_ending = False
         self._manager: SyncManager | None = None
-        self._failed_starts = FailedStarts()
+        self._restarts: defaultdict[int, Restarts] = defaultdict(Restarts)
+        """Worker -> how often it has failed."""
         self.app.include_router(build_router(self._client.engine_client, replace(settings, adapter="litserve")))
         add_error_handlers(self.app)
 
     def run(self, host: str = "0.0.0.0", port: int = 8000, *, on_ready: Callable[[], None] | None = None, **options: Any) -> None:
-        """Serve until SIGINT or SIGTERM; a second one does not wait for open answers. `on_ready` is called when a worker is warm.
+        """Serve until SIGINT or SIGTERM; a second one does not wait for open answers. `on_ready` is called when a worker is warm;
+        without it one line is printed: where the server is.
 
         Raises `ConfigError` for an address that cannot be used, the error of a worker that could not start, and
         `EngineError` when an HTTP process ended by itself, or the last worker cannot be started again.
         """
         check_address(host, port)
-        self._on_ready = on_ready
+        self._on_ready = on_ready or partial(self._announce, host, port)
         defaults = {"num_api_servers": self._options.num_api_servers, "generate_client_file": False, "log_level": "warning"}
         others = set(multiprocessing.active_children())
         with handler_of_signals(self._stop):
@@ -94,6 +99,12 @@ class PagedServer(HookedServer):
                 end_processes(set(multiprocessing.active_children()) - others, STOP_TIMEOUT_S if self._num_signals < 2 else 0.0)
         if self._ended_by_itself and not self._num_signals:
             raise EngineError(f"{self._ended_by_itself[0]} So the server stopped; see the log above.")
+
+    def _announce(self, host: str, port: int) -> None:
+        facts: WorkerFacts = next(iter(self.lit_api.facts.values()))
+        line = announcement(host, port, facts.info.model_names[0], has_operator_routes=self._has_operator_routes)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
     def _stop(self, *_: object) -> None:
         """A signal came. Forked children just end, once: another signal in the middle of that would leave threads without their loop."""
@@ -131,17 +142,17 @@ class PagedServer(HookedServer):
     def on_worker_death(self, worker_id: int, process: BaseProcess) -> float | None:
         if self._num_signals:
             return None  # it got the signal, too
-        was_ready = self.lit_api.ready.pop(worker_id, False)
+        ready_s = self.lit_api.ready.pop(worker_id, None)
         failure = self.lit_api.failures.pop(worker_id, None)
         reason = f"exit code {process.exitcode}" if failure is None else str(failure)
         self._tell_all(WorkerLost(worker_id, reason))
         forget_process(process.pid)
-        num_failed = self._failed_starts.note_end(worker_id, was_ready=was_ready)
-        if num_failed >= MAX_FAILED_STARTS and not self.lit_api.ready:
-            self._ended_by_itself.append(f"Worker process {worker_id} could not be started {num_failed} times in a row: {reason}")
+        restarts = self._restarts[worker_id]
+        pause_s = restarts.note_death(0.0 if ready_s is None else time.monotonic() - ready_s)
+        if restarts.is_hopeless and not self.lit_api.ready:
+            self._ended_by_itself.append(f"Worker process {worker_id} ended {restarts.num_failures} times soon after its start: {reason}")
             self.end_run()
             return None
-        pause_s = self._failed_starts.pause_s(num_failed)
         logger.error("Worker process %d has ended (%s) and starts again in %g s.", worker_id, reason, pause_s)
         return pause_s
 

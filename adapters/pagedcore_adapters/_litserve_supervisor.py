@@ -13,7 +13,6 @@ from typing import Protocol, cast
 
 POLL_S = 0.2
 """So often it looks whether a pause is over."""
-MAX_PAUSE_S = 60.0
 REAP_S = 5.0
 """A process closes what it holds a moment before its exit code is known."""
 
@@ -79,20 +78,3 @@ class Supervisor:
                 return
             process = self._workers[worker_id] = self._host.restart_worker(worker_id)
         self._running[process.sentinel] = partial(self._bury, worker_id)
-
-
-class FailedStarts:
-    """Owns how often in a row each worker has ended before it was ready."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-
-    def note_end(self, worker_id: int, *, was_ready: bool) -> int:
-        """A worker has ended: how many of its starts have failed since it was last ready."""
-        self._counts[worker_id] = 0 if was_ready else self._counts.get(worker_id, 0) + 1
-        return self._counts[worker_id]
-
-    @staticmethod
-    def pause_s(num_failed: int) -> float:
-        """How long to wait before the next start: nothing after a life, then twice as long each time."""
-        return 0.0 if num_failed == 0 else min(2.0 ** (num_failed - 1), MAX_PAUSE_S)

@@ -17,7 +17,7 @@ from pagedcore_adapters._litserve_messages import ControlQueue, Reply
 from pagedcore_adapters._litserve_questions import Answerer, Question
 
 POLL_S = 0.25
-"""An idle worker looks this often whether it should stop, and whether its server and its engine are still alive."""
+"""An idle worker looks this often whether it should stop, and whether its server and its engine are still there."""
 SEND_TIMEOUT_S = 5.0
 
 
@@ -31,8 +31,10 @@ class WorkerBridge:
         send: Callable[[int, Reply], None],
         inspect: Callable[..., list[dict[str, Any]]],
         incarnation: int = 0,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`inspect` answers operators' questions; `send` may be called from any thread."""
+        """`inspect` answers operators' questions; `send` may be called from any thread. `look` is called often, by `serve`."""
+        self._look = look
         self._incarnation = incarnation
         self._loop = loop
         self._answerer = Answerer(inspect, send)
@@ -53,6 +55,7 @@ class WorkerBridge:
         try:
             while self._goes_on() and self._sender.is_alive() and _is_server_alive():
                 self._loop.raise_if_closed()
+                self._look()
                 self._take()
         except (EOFError, OSError):
             return  # the manager is gone, and the server with it

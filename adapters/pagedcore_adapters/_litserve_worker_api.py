@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from pagedcore import EngineConfig
 from pagedcore.errors import PagedCoreError
 from pagedcore.warm_up import WarmUpPrompt
 from pagedcore_adapters._litserve_hooks import current_worker_id, envelope
-from pagedcore_adapters._litserve_messages import ControlQueue, Reply, WorkerFacts, WorkerReady
+from pagedcore_adapters._litserve_messages import ControlQueue, Reply, WorkerAway, WorkerFacts, WorkerReady
 from pagedcore_adapters._litserve_plain_api import PagedCoreAPI
+from pagedcore_adapters._litserve_presence import Presence
 from pagedcore_adapters._litserve_worker import WorkerBridge
 
 
@@ -38,12 +40,15 @@ class PagedLoop(LitLoop):
         def send(queue_id: int, reply: Reply) -> None:
             transport.send(envelope(reply, worker_id), queue_id)
 
+        def tell_all(news: WorkerReady | WorkerAway) -> None:
+            for queue_id in range(lit_api.num_api_servers):
+                send(queue_id, news)
+
         engine, incarnation = lit_api.engine, lit_api.incarnations[worker_id]
-        bridge = WorkerBridge(engine.loop, lit_api.controls[worker_id], send, engine.inspect_sync, incarnation)
+        presence = Presence(worker_id, incarnation, engine.loop.raise_if_away, tell_all)
+        bridge = WorkerBridge(engine.loop, lit_api.controls[worker_id], send, engine.inspect_sync, incarnation, presence.look)
         # A supervisor may signal every process of the server at once: open answers end first all the same.
         signal.signal(signal.SIGTERM, lambda *_: bridge.stop_when_idle())
-        for queue_id in range(lit_api.num_api_servers):
-            send(queue_id, WorkerReady(worker_id, incarnation))
         bridge.serve()
 
 
@@ -61,7 +66,7 @@ class WorkerAPI(PagedCoreAPI):
         self.facts: Any = {}
         """Of each worker that has ever been ready, in its last life."""
         self.ready: Any = {}
-        """Worker -> True while it is ready."""
+        """Worker -> time.monotonic() at which it became ready, while it is."""
         self.failures: Any = {}
         """Worker -> the error of ours that it met while it started."""
 
@@ -75,4 +80,4 @@ class WorkerAPI(PagedCoreAPI):
             raise SystemExit(1) from error  # anything else would be logged by LitServe as a traceback
         facts = WorkerFacts(plan=self.engine.plan, info=self.engine.info, incarnation=self.incarnations[worker_id])
         self.facts[worker_id] = facts
-        self.ready[worker_id] = True
+        self.ready[worker_id] = time.monotonic()

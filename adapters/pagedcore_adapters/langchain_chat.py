@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 from pagedcore.tools.answer import plan_answer
 from pagedcore.tools.forms import FormName
 from pagedcore_adapters._langchain_answer import Chat, make_prompt
-from pagedcore_adapters._langchain_call import MAX_BATCH_THREADS, PROVIDER
+from pagedcore_adapters._langchain_call import MAX_BATCH_THREADS
 from pagedcore_adapters._langchain_model import PagedCoreModel, require_text
 from pagedcore_adapters._langchain_tools import (
     Schema,
@@ -59,15 +59,8 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
     def _llm_type(self) -> str:
         return "pagedcore-chat"
 
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.served_name(), **self._options(), **self.model_kwargs}
-
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs)
-        params["ls_provider"] = PROVIDER
-        params.setdefault("ls_model_name", self.served_name())
-        return params
+        return self._named(super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs))
 
     def batch(
         self,

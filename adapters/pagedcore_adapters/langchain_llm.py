@@ -12,7 +12,7 @@ try:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 except ImportError as error:
     raise missing_extra("langchain_core", "langchain", error) from error
-from langchain_core.language_models import BaseLLM, LanguageModelInput
+from langchain_core.language_models import BaseLLM, LangSmithParams, LanguageModelInput
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
@@ -42,9 +42,8 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
     def _llm_type(self) -> str:
         return "pagedcore"
 
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.served_name(), **self._options(), **self.model_kwargs}
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return self._named(super()._get_ls_params(stop=self.stop if stop is None else stop, **kwargs))
 
     def batch(
         self,

@@ -1,8 +1,9 @@
 """One tenant floods: it sends all its work at once, and whoever comes later waits behind it.
 
-The page shows whose requests are open and what the others wait for. The engine has no quota a tenant; what cures is an order:
-`scheduling_policy="priority"`, and a higher number (later) for the requests of the tenant that can wait. The number is given by
-whoever calls the engine: code that embeds it, or a gateway that writes `priority` into the bodies of that tenant's requests.
+The page shows whose requests are open and what the others wait for. What cures here is an order: `scheduling_policy="priority"`,
+and a higher number (later) for the requests of the tenant that can wait. The number is given by whoever calls the engine: code that
+embeds it, or a server with `tenant_priorities`. Quotas of rows, of the queue and of the cache cure it, too, without a list of
+tenants: `max_running_per_tenant`, `max_waiting_per_tenant`, `cache_fraction_per_tenant`.
 """
 
 from __future__ import annotations

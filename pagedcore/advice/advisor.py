@@ -20,6 +20,7 @@ from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.lookup import LookupReport
 from pagedcore.messages import AddRequest
 from pagedcore.observe.recorder import Recorder
+from pagedcore.outputs import CacheReport
 
 DIGEST_AT_EVENTS = 1024
 """A thread digests what waits when it is this much; what is less waits for `advice`."""
@@ -30,6 +31,8 @@ MAX_WAITING_EVENTS = 65_536
 PAUSES_PER_STUDY = 9
 """The thread that digests pauses so many times as long as it studied, so that the engine thread finds the interpreter free: a request takes
 tenths of a millisecond, and while steps are launched one by one each of them would be missed."""
+
+Explained = tuple[CacheReport, tuple[str, ...]]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ class Advisor:
         self._clock = clock
         self._limits = limits
         self._study = TrafficStudy(limits.block_size, limits.num_blocks, num_host_blocks=limits.num_host_blocks)
-        self._waiting: deque[tuple[int, list[Event]]] = deque()
+        self._waiting: deque[tuple[int, list[Event], dict[str, Explained]]] = deque()
+        """Step, its events, and why blocks missed of those that were looked up in it: later another request may have their id."""
         self._num_waiting = 0
         self._num_steps = 0
         self._has_lost_events = False
@@ -64,10 +68,15 @@ class Advisor:
         """Keep a step's events for later."""
         self._num_steps += step.step_id is not None
         if step.events:
-            self._waiting.append((self._num_steps, step.events))
+            self._waiting.append((self._num_steps, step.events, self._explained(step.events)))
             self._num_waiting += len(step.events)
             if self._num_waiting >= DIGEST_AT_EVENTS:
                 self._hand_over()
+
+    def _explained(self, events: list[Event]) -> dict[str, Explained]:
+        looked_up = [event.request_id for event in events if isinstance(event, Admitted) and event.lookup is not None]
+        found = ((request_id, self._recorder.explained(request_id)) for request_id in looked_up)
+        return {request_id: explained for request_id, explained in found if explained is not None}
 
     def _hand_over(self) -> None:
         if self._num_waiting > MAX_WAITING_EVENTS:
@@ -86,11 +95,12 @@ class Advisor:
         stats = self._recorder.stats()
         with self._digesting:
             window_s = 0.0 if self._first_lookup_s is None else self._clock() - self._first_lookup_s
+            is_caching_on, studied = self._limits.enable_prefix_caching, self._study.sketch.ideal_hit_rate()
             return self._study.advice(
                 hit_rate=_known(stats.hit_rate("prefix")),
-                ideal_hit_rate=_known(stats.ideal_hit_rate),
+                ideal_hit_rate=_known(stats.ideal_hit_rate) if is_caching_on else studied,
                 window_s=window_s,
-                is_caching_on=self._limits.enable_prefix_caching,
+                is_caching_on=is_caching_on,
                 num_preemptions=stats.num_preemptions,
             )
 
@@ -125,12 +135,12 @@ class Advisor:
     def _digest_waiting(self) -> None:
         for _ in range(len(self._waiting)):
             try:
-                step, events = self._waiting.popleft()
+                step, events, explained = self._waiting.popleft()
             except IndexError:
                 return
-            self._digest_events(step, events)
+            self._digest_events(step, events, explained)
 
-    def _digest_events(self, step: int, events: list[Event]) -> None:
+    def _digest_events(self, step: int, events: list[Event], explained: dict[str, Explained]) -> None:
         if self._has_lost_events:
             self._has_lost_events = False
             self._requests.clear()
@@ -140,20 +150,19 @@ class Advisor:
             if isinstance(event, Arrived):
                 self._requests.setdefault(event.request.request_id, event.request)
             elif isinstance(event, Admitted):
-                self._admitted(event, step)
+                self._admitted(event, step, explained.get(event.request_id))
             elif isinstance(event, Finished):
                 self._finished(event, step)
             if isinstance(event, Admitted | Finished) and not self._is_hurried:
                 time.sleep(PAUSES_PER_STUDY * (time.thread_time() - start_s))
 
-    def _admitted(self, event: Admitted, step: int) -> None:
+    def _admitted(self, event: Admitted, step: int, explained: Explained | None) -> None:
         request = self._requests.get(event.request_id)
         if request is None:
             return  # its arrival was not recorded
         if self._first_lookup_s is None:
             self._first_lookup_s = event.now_s
         self._study.admit(_prompt_of(request, event), now=step)
-        explained = self._recorder.explained(event.request_id)
         if event.lookup is not None and explained is not None:
             report, reasons = explained
             if report.diverged_at_token is not None:

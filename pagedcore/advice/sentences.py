@@ -116,7 +116,7 @@ def _nothing(findings: Findings, hit_rate: float) -> str:
         return f"Nothing to change: {percent(hit_rate)} of a possible {percent(ideal)}."
     return (
         f"The hit rate is {percent(hit_rate)} of a possible {percent(ideal)}, and neither a pool up to eight times as large "
-        "nor another block size would raise it."
+        "nor another block size would raise it by two points."
     )
 
 

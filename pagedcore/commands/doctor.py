@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedcore.commands.machine import Machine, read_machine
 from pagedcore.commands.recommendation import EMBEDDED_SHAPE, GIB, Recommendation, read_shape, recommend
+from pagedcore.extras import pip_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,15 +42,16 @@ def show(console: Console, machine: Machine, recommendations: list[Recommendatio
             f"\n[bold]For {item.model} on {item.device}:[/bold] --block-size {item.block_size} --max-num-seqs {item.max_num_seqs}"
         )
         for reason in item.reasons:
-            console.print(f"  - {reason}", highlight=False)
+            console.print(f"  - {reason}", highlight=False, markup=False)
 
 
 def _facts(machine: Machine) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, title="pagedcore doctor", title_justify="left")
     for name, value in _rows(machine):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))  # the names of extras stand in brackets
     return table
 
 
@@ -63,9 +65,13 @@ def _rows(machine: Machine) -> list[tuple[str, str]]:
         *[(name, version or "not installed") for name, version in machine.packages.items()],
         *[("GPU", _gpu_line(machine, index)) for index, device in enumerate(machine.devices) if device.kind == "cuda"],
         *([] if any(d.kind == "cuda" for d in machine.devices) else [("GPU", "none that torch can use")]),
-        *[(f"extra {extra}", version or f"not installed: pip install 'pagedcore[{extra}]'") for extra, version in machine.extras.items()],
+        *[(f"extra {extra}", _extra_line(extra, missing)) for extra, missing in machine.extras.items()],
         ("model cache", f"{machine.model_cache}; embedded model: {machine.embedded_model}"),
     ]
+
+
+def _extra_line(extra: str, missing: list[str]) -> str:
+    return f"without {', '.join(missing)}: {pip_command(extra)}" if missing else "installed"
 
 
 def _quantized_on_cpu(machine: Machine) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+from pagedcore.http.address import base_url
 
 
 def greeting(host: str, port: int, model_name: str, *, needs_key: bool) -> str:
@@ -25,9 +25,3 @@ pagedcore serves {model_name} at {base}/v1. Talk to it:
 
 Live page: {base}/ui    Metrics: {base}/metrics    Readiness: {base}/ready    Stop: Ctrl-C
 """
-
-
-def base_url(host: str, port: int) -> str:
-    """The address to type; a server on every interface is reached at the loopback one."""
-    shown = "127.0.0.1" if host in WILDCARD_HOSTS else host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 WATCH_S = 0.5
 BACKLOG = 2048
+LAST_WORDS_S = 1
+"""How long the ends of answers that were aborted may take to reach their clients."""
+
+CloseEngine = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ def serve_front(plan: FrontPlan, on_ready: Callable[[AsyncEngine], None]) -> Non
     try:
         app = build_app(engine, plan.settings)
         with ending_signals():  # uvicorn raises those that it got once more at its end
-            server_type(app, plan.drain_timeout_s, ready).run(sockets=[listener])
+            server_type(app, plan.drain_timeout_s, ready, engine.close).run(sockets=[listener])
     finally:
         hold.release()
         engine.close_sync()
@@ -81,21 +86,35 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     return sock
 
 
-def _server_type() -> Callable[[Any, float, Callable[[], None]], uvicorn.Server]:
+def _server_type() -> Callable[[Any, float, Callable[[], None], CloseEngine], uvicorn.Server]:
     import uvicorn
 
     class FrontServer(uvicorn.Server):
-        """Says when it listens."""
+        """Says when it listens, and aborts what is left of its answers when the time for them is over."""
 
-        def __init__(self, app: Any, drain_timeout_s: float, on_ready: Callable[[], None]) -> None:
+        def __init__(self, app: Any, drain_timeout_s: float, on_ready: Callable[[], None], close: CloseEngine) -> None:
             options: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none", "backlog": BACKLOG}
-            super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=max(1, round(drain_timeout_s)), **options))
+            # Answers that uvicorn itself has to end break off, and each leaves a traceback.
+            super().__init__(uvicorn.Config(app, timeout_graceful_shutdown=round(drain_timeout_s) + LAST_WORDS_S, **options))
+            self._drain_timeout_s = drain_timeout_s
             self._on_ready = on_ready
+            self._close = close
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if not self.should_exit:
                 self._on_ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            closing = asyncio.ensure_future(self._close_late())
+            try:
+                await super().shutdown(sockets)
+            finally:
+                closing.cancel()
+
+        async def _close_late(self) -> None:
+            await asyncio.sleep(self._drain_timeout_s)
+            await self._close()
 
     return FrontServer
 

@@ -25,7 +25,7 @@ class FrontProcess:
 
     def __init__(self, plan: FrontPlan) -> None:
         self._plan = plan
-        self._restarts = Restarts(time.monotonic)
+        self._restarts = Restarts()
         self._starts_at_s: float | None = None
         self._process = self._start()
 
@@ -43,8 +43,8 @@ class FrontProcess:
     def revive(self) -> None:
         """If it is dead, start another one after a while. Raises `EngineError` after several quick deaths."""
         if self._starts_at_s is None and self._process.poll() is not None:
-            delay_s = self._restarts.note_death()
-            if delay_s is None:
+            delay_s = self._restarts.note_death(time.monotonic() - self._started_s)
+            if self._restarts.is_hopeless:
                 raise EngineError(f"An HTTP front ended with exit code {self._process.returncode} again and again; see the log above.")
             self._starts_at_s = time.monotonic() + delay_s
         elif self._starts_at_s is not None and time.monotonic() >= self._starts_at_s:
@@ -71,7 +71,7 @@ class FrontProcess:
         return self._process.poll() is None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._restarts.note_birth()
+        self._started_s = time.monotonic()
         command = [sys.executable, "-P", "-m", "pagedcore.commands.http_front"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
         assert process.stdin is not None, "it is a pipe"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from dataclasses import dataclass, field
 from typing import Literal
 
-EXTRAS = {"litserve": "litserve", "bentoml": "bentoml", "langchain": "langchain-core"}
-"""Extra -> the distribution that it brings."""
+from pagedcore.extras import extras, missing, version_of
 
 PACKAGES = ("torch", "triton", "safetensors", "tokenizers", "transformers", "prometheus-client", "fastapi")
 
@@ -39,7 +37,8 @@ class Machine:
     host_free_bytes: int
     packages: dict[str, str | None]
     """Distribution -> version; None is not installed."""
-    extras: dict[str, str | None]
+    extras: dict[str, list[str]]
+    """Extra -> distributions of it that are not installed."""
     cuda: str | None
     """The CUDA version that torch was built for."""
     devices: list[Device] = field(default_factory=list)
@@ -67,20 +66,12 @@ def read_machine() -> Machine:
         host_total_bytes=host.total_bytes,
         host_free_bytes=host.free_bytes,
         packages={name: version_of(name) for name in PACKAGES},
-        extras={extra: version_of(distribution) for extra, distribution in EXTRAS.items()},
+        extras={extra: missing(distributions) for extra, distributions in extras().items()},
         cuda=torch.version.cuda,
         devices=[_gpu(index) for index in range(torch.cuda.device_count())] or [cpu],
         model_cache=cache,
         embedded_model="ready" if is_ready else "not fetched yet",
     )
-
-
-def version_of(distribution: str) -> str | None:
-    """Installed version, or None."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def usable_cpus() -> int:

@@ -46,7 +46,7 @@ class Excerpts:
         with self._lock:
             for event in step.events:
                 if isinstance(event, Arrived):
-                    self._open.setdefault(event.request.request_id, event.request)
+                    self._arrive(event.request)
                 elif isinstance(event, Admitted) and event.lookup is not None:
                     self._admit(event.request_id, event.lookup)
                 elif isinstance(event, Finished) and self._open.get(event.request.request_id) is event.request:
@@ -56,6 +56,11 @@ class Excerpts:
         """The excerpt of a request that was looked up and is still remembered."""
         with self._lock:
             return self._running.get(request_id) or self._finished.get(request_id)
+
+    def _arrive(self, request: AddRequest) -> None:
+        """An ended request of this id is found no more, unless the new one is refused since its id is in use."""
+        if self._open.setdefault(request.request_id, request) is request:
+            self._finished.pop(request.request_id, None)
 
     def _admit(self, request_id: str, lookup: LookupReport) -> None:
         request = self._open.get(request_id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pagedcore.observe.catalogue import MISS_REASONS
 from pagedcore.outputs import CacheReport
 
 _OPERATORS_ONLY = "isolated"
-"""A miss reason that would tell a tenant what others sent; a tenant reads what it would be without the others."""
+"""A miss reason that would tell a tenant what others sent; a tenant reads what it would be without the others: also whether his own
+cached prompts came close, since a divergence that is missing would tell as much."""
 
 _SOURCES = ("live", "pool", "host", "computed", "abandoned")
 
@@ -18,10 +21,10 @@ _MEANINGS = {
     "hole": "they were resident behind a missing block: the head of their prefix was evicted before its tail",
     "in_flight": "another request was computing them at that moment",
     "evicted": "they had been cached and were dropped to make room",
-    "isolated": "the same tokens are cached under another salt, tenant or adapter",
+    "isolated": "the same tokens were computed under another salt, tenant or adapter",
     "short": "the nearest cached prompt shares less than one block",
     "diverged": "the prompt left the nearest cached one inside that block",
-    "cold": "nobody had sent them before",
+    "cold": "nobody had sent them before, as far as is remembered",
 }
 
 
@@ -48,7 +51,7 @@ def cache_object(reports: Sequence[CacheReport]) -> dict[str, Any]:
     """The `cache` of an HTTP reply, summed over its prompts; the divergence is that of a single prompt. Safe for tenants."""
     misses: Counter[str] = Counter()
     for report in reports:
-        misses.update(miss_for_tenant(report.miss_blocks))
+        misses.update(for_tenant(report, ())[0].miss_blocks)
     tokens = [_by_source(report) for report in reports]
     return {
         "tokens": {source: sum(one[source] for one in tokens) for source in _SOURCES},
@@ -57,16 +60,32 @@ def cache_object(reports: Sequence[CacheReport]) -> dict[str, Any]:
     }
 
 
-def for_tenant(reasons: tuple[str, ...]) -> tuple[str, ...]:
-    """The reasons without what is for operators only."""
-    return tuple("cold" if reason == _OPERATORS_ONLY else reason for reason in reasons)
+def for_tenant(report: CacheReport, reasons: tuple[str, ...]) -> tuple[CacheReport, tuple[str, ...]]:
+    """A report and its reasons as they would be without what other tenants and salts hold."""
+    miss = miss_for_tenant(report.miss_blocks, served=report.num_cached_tokens, diverged_at=report.diverged_at_token)
+    shown = tuple("cold" if reason == _OPERATORS_ONLY else reason for reason in reasons)
+    if reasons[:1] == (_OPERATORS_ONLY,):
+        shown = (_first_reason(report.num_cached_tokens, report.diverged_at_token), *shown[1:])
+    return dataclasses.replace(report, miss_blocks=miss), shown
 
 
-def miss_for_tenant(miss: dict[str, int]) -> dict[str, int]:
-    """The same for counts."""
-    shown = {reason: count for reason, count in miss.items() if reason != _OPERATORS_ONLY}
-    hidden = miss.get(_OPERATORS_ONLY, 0)
-    return {**shown, "cold": shown.get("cold", 0) + hidden} if hidden else shown
+def miss_for_tenant(miss: Mapping[str, int], *, served: int, diverged_at: int | None) -> dict[str, int]:
+    """The same for counts, of a request with so many tokens served that left the nearest prompt of its own at that token. In an order
+    that tells nothing either."""
+    shown = Counter(miss)
+    num_hidden = shown.pop(_OPERATORS_ONLY, 0)
+    if num_hidden:
+        is_first_hidden = diverged_at is not None and not shown.keys() & {"short", "diverged"}
+        shown["cold"] += num_hidden - is_first_hidden
+        shown[_first_reason(served, diverged_at)] += is_first_hidden
+    return {reason: shown[reason] for reason in MISS_REASONS if shown[reason]}
+
+
+def _first_reason(served: int, diverged_at: int | None) -> str:
+    """Of the first missing block, where nothing but what is cached beside it says why."""
+    if diverged_at is None:
+        return "cold"
+    return "diverged" if served else "short"
 
 
 def _by_source(report: CacheReport) -> dict[str, int]:

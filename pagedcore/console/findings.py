@@ -56,7 +56,7 @@ def _flood(stats: Mapping[str, Any]) -> list[str]:
     sentence = (
         f"{name} {verb} {_num_open(flooding):,} of {num_open:,} open requests, and others wait behind them. "
         "Set scheduling_policy=priority and give those requests a higher priority number: then the others go first. "
-        "max_waiting_requests bounds the queue of all."
+        "max_running_per_tenant bounds the rows of each tenant, max_waiting_per_tenant its part of the queue."
     )
     return [sentence]
 

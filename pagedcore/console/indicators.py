@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -105,7 +106,7 @@ def _device_busy(stats: Mapping[str, Any], targets: Targets) -> Indicator:
     return Indicator(
         name="device busy",
         value=value,
-        shown=f"{percent(value)}",
+        shown=_beside(value, targets.device_busy),
         target=f"≥ {percent(targets.device_busy)}",
         verdict=verdict,
         note=f"step time over wall time, last {minute['seconds']:.0f} s",
@@ -131,6 +132,8 @@ def _hit_rate(stats: Mapping[str, Any], targets: Targets) -> Indicator:
     minute = stats["last_minute"]
     rates, target = minute["hit_rate"], f"≥ {percent(targets.hit_rate)}, or of the ideal"
     value, ideal = rates["prefix"], rates["ideal"]
+    if not stats["enable_prefix_caching"]:
+        return _unknown("cache hit rate", target, "prefix caching is off: enable_prefix_caching")
     if value is None:
         return _unknown("cache hit rate", target, "no prompt was looked up in the last minute")
     if rates["page"] is None:
@@ -139,7 +142,7 @@ def _hit_rate(stats: Mapping[str, Any], targets: Targets) -> Indicator:
     return Indicator(
         name="cache hit rate",
         value=value,
-        shown=f"{percent(value)}",
+        shown=_beside(value, targets.hit_rate),
         target=target,
         verdict=verdict,
         note=f"of an ideal {percent(ideal)}, last minute",
@@ -190,7 +193,7 @@ _REMEDIES = {
     "blocks": "The pool is full: more KV memory (gpu_memory_utilization, num_kv_blocks), or a smaller max_model_len.",
     "max_num_seqs": "The batch is full: raise max_num_seqs.",
     "token_budget": "A step's budget is spent: raise max_num_batched_tokens.",
-    "tenant_quota": "A tenant is at its quota: raise it, or let that tenant wait.",
+    "tenant_quota": "A tenant is at its quota: raise max_running_per_tenant or cache_fraction_per_tenant, or let that tenant wait.",
     "priority": "Requests of a higher priority go first: add a replica if the others must not wait.",
 }
 
@@ -217,6 +220,12 @@ def _judge(is_good: bool) -> Verdict:
 
 def _unknown(name: str, target: str, note: str) -> Indicator:
     return Indicator(name=name, value=None, shown="-", target=target, verdict="idle", note=note, next_step="")
+
+
+def _beside(share: float, target: float) -> str:
+    """A share as people read it beside its target: one that misses it does not look as if it met it."""
+    looks_met = share < target and percent(share) == percent(target)
+    return f"{math.floor(share * 1000) / 10:.1f} %" if looks_met else percent(share)
 
 
 def percent(share: float) -> str:

@@ -75,9 +75,10 @@ class Inspector:
             "max_num_seqs": plan.config.max_num_seqs,
             "max_num_batched_tokens": plan.max_num_batched_tokens,
             "scheduling_policy": plan.config.scheduling_policy,
+            "enable_prefix_caching": plan.config.enable_prefix_caching,
             **dataclasses.asdict(snapshot),
-            "hit_rate": _numbers({**rates, "ideal": snapshot.ideal_hit_rate}),
-            "last_minute": {**self._pace.last_minute(), "hit_rate": _numbers(recorder.recent_rates())},
+            "hit_rate": self._rates({**rates, "ideal": snapshot.ideal_hit_rate}),
+            "last_minute": {**self._pace.last_minute(), "hit_rate": self._rates(recorder.recent_rates())},
             "tenants": self._tenants.summary(),
         }
 
@@ -93,7 +94,7 @@ class Inspector:
             return {}
         report, reasons = explained
         if not is_operator:
-            report, reasons = dataclasses.replace(report, miss_blocks=miss_for_tenant(report.miss_blocks)), for_tenant(reasons)
+            report, reasons = for_tenant(report, reasons)
         answer = explain(request_id, report, reasons, self._loop.plan.block_size)
         answer |= {"engine": self._loop.recorder.engine, "tenant": excerpt.tenant}
         if self._text is None or show_text == "none" or (show_text == "own" and excerpt.tenant != tenant):
@@ -128,16 +129,18 @@ class Inspector:
         """A Chrome/Perfetto trace of the remembered requests and steps."""
         return self._loop.tracer.chrome_trace()
 
+    def _rates(self, rates: dict[str, float]) -> dict[str, float | None]:
+        """JSON has no NaN: null where there was nothing to take a part of. Nobody knows the ideal while nothing is looked for."""
+        if not self._loop.plan.config.enable_prefix_caching:
+            rates = {**rates, "ideal": math.nan}
+        return {name: None if math.isnan(value) else value for name, value in rates.items()}
+
     def _record(self, record: Answer, life: Life, now_s: float, is_operator: bool) -> Answer:
         if not is_operator:
-            record["miss"] = miss_for_tenant(record["miss"])
+            served, diverged_at = sum(record["cached_tokens"].values()), record["first_divergence"]
+            record["miss"] = miss_for_tenant(record["miss"], served=served, diverged_at=diverged_at)
         return {**record, "engine": self._loop.recorder.engine, "age_s": now_s - life.request.arrival_s}
 
 
 def _decode(text: TextFront, token_ids: Sequence[int]) -> str:
     return text.decode(token_ids, skip_special_tokens=False)
-
-
-def _numbers(values: dict[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN: null where there was nothing to take a part of."""
-    return {name: None if math.isnan(value) else value for name, value in values.items()}

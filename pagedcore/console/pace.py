@@ -63,7 +63,7 @@ class Pace:
                     now.busy_s += step.now_s - max(step.submitted_s, self._last_commit_s)
                 self._last_commit_s = step.now_s
             for event in step.events:
-                self._note(event, now)
+                self._note(event)
 
     def last_minute(self) -> dict[str, Any]:
         """Shares, rates and times of the last minute; None where there was nothing to take them of."""
@@ -84,16 +84,17 @@ class Pace:
             **_gap_facts(sorted(gap for second in seconds for gap in second.gaps)),
         }
 
-    def _note(self, event: object, now: _Second) -> None:
+    def _note(self, event: object) -> None:
+        """In the second of the event: what happens outside a step comes with the time of the last one, which may be long ago."""
         if isinstance(event, FirstToken):
             arrival_s = self._unanswered.pop(event.request_id, None)
             if arrival_s is not None:
-                now.ttfts_s.append(event.now_s - arrival_s)
+                self._minute.at(event.now_s).ttfts_s.append(event.now_s - arrival_s)
         elif isinstance(event, Arrived):
             if event.request.choice_index == 0:
                 self._unanswered.setdefault(event.request.request_id, event.request.arrival_s)
         elif isinstance(event, Finished) and event.request.choice_index == 0:
-            now.num_ended += 1
+            self._minute.at(event.now_s).num_ended += 1
             if self._unanswered.get(event.request.request_id) == event.request.arrival_s:  # not that of a duplicate
                 del self._unanswered[event.request.request_id]
 

@@ -30,6 +30,9 @@ Answers = list[dict[str, Any]]
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
 
+REPLY_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What stands before the request's id in the `id` of a reply."""
+
 
 def add_operator_routes(router: APIRouter, service: OpenAIService) -> None:
     """Add what `allow_operator_routes` allows. All but /metrics and the page's own files obey the API key."""
@@ -44,12 +47,14 @@ def add_health_routes(router: APIRouter, service: OpenAIService) -> None:
     """Add /health and /ready, which need no key."""
     retry_after_s = service.settings.retry_after_s
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         if not await service.client.is_alive():
             raise EngineClosedError("The engine loop does not run.", retry_after_s=retry_after_s)
         return json_reply({"status": "ok"})
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         if not await service.client.is_ready():
@@ -58,6 +63,7 @@ def add_health_routes(router: APIRouter, service: OpenAIService) -> None:
 
 
 def _add_metrics_route(router: APIRouter, service: OpenAIService) -> None:
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         text, content_type = await service.client.metrics_text(request.headers.get("Accept", ""))
@@ -95,13 +101,13 @@ def _add_request_routes(router: APIRouter, service: OpenAIService) -> None:
     async def one_request(request: Request, request_id: str) -> Response:
         caller = caller_of(service, request)
         who = {"tenant": caller.tenant, "is_operator": caller.is_operator}
-        return json_reply(_known(await service.client.inspect("request", request_id=request_id, **who), request_id))
+        return json_reply(await _find(service, "request", request_id, **who))
 
     @router.get("/v1/cache/explain/{request_id:path}")
     async def explain(request: Request, request_id: str) -> Response:
         caller = caller_of(service, request)
         who = {"tenant": caller.tenant, "is_operator": caller.is_operator}
-        return json_reply(_known(await service.client.inspect("explain", request_id=request_id, **who), request_id))
+        return json_reply(await _find(service, "explain", request_id, **who))
 
 
 def _add_page_routes(router: APIRouter, service: OpenAIService) -> None:
@@ -169,6 +175,16 @@ def _listed(data: Answers) -> Response:
 def _first(answers: Answers) -> dict[str, Any] | None:
     """The answer of the engine that knows."""
     return next((answer for answer in answers if answer), None)
+
+
+async def _find(service: OpenAIService, question: str, request_id: str, **who: Any) -> dict[str, Any]:
+    """The answer about a request, by its id or by the `id` of its reply, which has the name of its kind before that."""
+    answers: Answers = []
+    for name in (request_id, *(request_id.removeprefix(prefix) for prefix in REPLY_PREFIXES if request_id.startswith(prefix))):
+        answers = await service.client.inspect(question, request_id=name, **who)
+        if any(answers):
+            break
+    return _known(answers, request_id)
 
 
 def _known(answers: Answers, request_id: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pagedcore.core.events import Admitted, PassedOver, Resumed, WaitingReason
 from pagedcore.core.kv_cache_manager import PrefixMatch
 from pagedcore.core.lookup import LookupReport
@@ -19,42 +21,48 @@ MAX_BLOCKED = 16
 class Admission:
     """Takes requests from the waiting queue into the step, in order.
 
-    A request is passed over (later ones may go first) while another computes its prefix, and, a bounded number of times,
-    while it waits for blocks. Behind a preempted request nobody passes.
+    A request is passed over (later ones may go first) while another computes its prefix, while its tenant has no share of the cache
+    left for it, and, a bounded number of times, while it waits for blocks. Behind a preempted request nobody passes, but for its
+    tenant's share. Those that their tenants' quotas of rows hold back are not even looked at.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._num_passed_over = 0
+        self._num_passed_over = self._num_over_share = 0
         self._stop_reason: WaitingReason = "token_budget"
         self._stop_priority: int | None = None
 
     def admit(self, step: StepBuilder, now_s: float) -> None:
         """Admit and resume what fits into the rest of the step's budget."""
-        waiting = self._state.waiting
+        line = self._state.waiting.line
         self._state.record.step.planned_s = now_s
-        self._num_passed_over = 0
+        for request, is_held in self._state.waiting.settle():
+            self._wait_for("tenant_quota" if is_held else None, request, now_s)
+        self._num_passed_over = self._num_over_share = 0
+        over_share: set[str] = set()
         self._stop_priority = None
         blocked: Request | None = None
         num_blocked = 0
-        while self._num_passed_over < len(waiting):
-            request = waiting[self._num_passed_over]
+        while self._num_passed_over < len(line):
+            request = line[self._num_passed_over]
             reason = self._closed(step, blocked)
             if reason is not None:
                 self._stop(reason, request)
                 return
-            match = self._prefix_or_wait(request)
-            if match is not None and self._has_room(request, match, step):
+            match = None if request.tenant in over_share else self._prefix_or_wait(request)
+            lacks = None if match is None else self._lacks(request, match, step)
+            if match is not None and lacks is None:
                 self._count_bypass(blocked)
                 self._enter(request, match, step, now_s)
+            elif lacks == "tenant_quota" or request.tenant in over_share:
+                over_share.add(request.tenant)
+                self._num_over_share += 1
+                self._pass_over("tenant_quota", request, now_s)
             elif request.was_admitted or request.num_bypasses >= self._state.limits.max_bypasses or num_blocked >= MAX_BLOCKED:
                 self._stop("blocks", request)
                 return
             else:
-                if request.waiting_reason is None:
-                    self._state.record.add(PassedOver(request.request_id, now_s))
-                request.waiting_reason = "blocks"
-                self._num_passed_over += 1
+                self._pass_over("blocks", request, now_s)
                 if match is not None:
                     blocked = blocked or request
                     num_blocked += 1
@@ -73,12 +81,14 @@ class Admission:
 
     def waiting_by_reason(self) -> dict[str, int]:
         """Waiting requests by reason, without looking at each."""
-        num_waiting = len(self._state.waiting)
-        counts = {"blocks": min(self._num_passed_over, num_waiting), self._stop_reason: 0, "priority": 0}
-        if self._stop_priority is not None:
-            counts["priority"] = self._state.waiting.num_behind_class(self._stop_priority)
-        counts[self._stop_reason] += max(0, num_waiting - counts["blocks"] - counts["priority"])
-        return {reason: count for reason, count in counts.items() if count}
+        line, stop_priority = self._state.waiting.line, self._stop_priority
+        num_behind = 0 if stop_priority is None else line.num_behind_class(stop_priority)
+        num_passed_over = min(self._num_passed_over, len(line) - num_behind)
+        num_over_share = min(self._num_over_share, num_passed_over)
+        num_over_quota = num_over_share + self._state.waiting.num_held
+        counts = Counter(blocks=num_passed_over - num_over_share, tenant_quota=num_over_quota, priority=num_behind)
+        counts[self._stop_reason] += len(line) - num_behind - num_passed_over
+        return dict(+counts)
 
     def _closed(self, step: StepBuilder, blocked: Request | None) -> WaitingReason | None:
         """Why nobody else can be admitted in this step, or need be looked at."""
@@ -94,6 +104,15 @@ class Admission:
     def _reserve(self, step: StepBuilder) -> int:
         """Blocks that an admission leaves alone while others run: the watermark, and what they still need for known tokens."""
         return self._state.limits.watermark_blocks + step.num_promised_blocks if len(self._state.running) else 0
+
+    def _pass_over(self, reason: WaitingReason, request: Request, now_s: float) -> None:
+        self._wait_for(reason, request, now_s)
+        self._num_passed_over += 1
+
+    def _wait_for(self, reason: WaitingReason | None, request: Request, now_s: float) -> None:
+        if request.waiting_reason != reason:
+            self._state.record.add(PassedOver(request.request_id, now_s, reason))
+        request.waiting_reason = reason
 
     def _stop(self, reason: WaitingReason, request: Request) -> None:
         self._stop_reason = reason
@@ -115,16 +134,18 @@ class Admission:
         state.record.num_prefix_waits += 1
         return None
 
-    def _has_room(self, request: Request, match: PrefixMatch, step: StepBuilder) -> bool:
-        """Room for all known tokens, beside what running requests still need for theirs and the watermark; alone, for itself.
+    def _lacks(self, request: Request, match: PrefixMatch, step: StepBuilder) -> WaitingReason | None:
+        """None with room for all known tokens, beside what running requests still need for theirs and the watermark; alone, for itself.
 
-        After max_preemptions: room for the whole final length, once and for all.
+        After max_preemptions: room for the whole final length, once and for all. Its tenant's share of the cache is another matter.
         """
         state, limits = self._state, self._state.limits
         is_last_try = request.num_preemptions >= limits.max_preemptions
         num_tokens = request.last_position if is_last_try else request.num_known_tokens
         num_needed = limits.blocks_for(num_tokens) - match.num_live_blocks
-        return num_needed + self._reserve(step) <= state.kv.pool.num_available_blocks
+        if num_needed + self._reserve(step) > state.kv.pool.num_available_blocks:
+            return "blocks"
+        return None if num_needed <= state.kv.pool.num_available_to(request.tenant) else "tenant_quota"
 
     def _count_bypass(self, blocked: Request | None) -> None:
         if blocked is not None:

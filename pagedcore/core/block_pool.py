@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pagedcore.core.block_siblings import BlockSiblings
 from pagedcore.core.events import BlockEvicted
 from pagedcore.core.lookup import BlockHash
+from pagedcore.tenancy.eviction import EvictionOrder, make_order
 
 
 @dataclass(slots=True, eq=False)
@@ -38,19 +39,20 @@ class Block:
 
 
 class BlockPool:
-    """Owns the free queue, ref counts, block hashes and the LRU order; nothing else writes them.
+    """Owns the free queue, ref counts, block hashes and the order of eviction; nothing else writes them.
 
     A block is active (ref_count > 0), cached (no owner, still hashed) or free; the three sum to the pool::
 
         free --allocate--> active --release--> cached (hashed) or free
-                             ^--- acquire ----- cached --allocate (evicts the oldest)--> active
+                             ^--- acquire ----- cached --allocate (evicts the first)---> active
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int, BlockEvicted], None]) -> None:
-        """`on_evict` is told the block, whose content stays until its next owner writes."""
+    def __init__(self, num_blocks: int, on_evict: Callable[[int, BlockEvicted], None], share_blocks: int | None = None) -> None:
+        """`on_evict` is told the block, whose content stays until its next owner writes. `share_blocks` is a tenant's share of the pool;
+        with None the least recently used cached block of all is evicted."""
         self._blocks = [Block() for _ in range(num_blocks)]
         self._free: deque[int] = deque(range(num_blocks))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached: EvictionOrder[int] = make_order(share_blocks)
         self._by_hash: dict[BlockHash, int] = {}
         self._siblings = BlockSiblings()
         self._on_evict = on_evict
@@ -76,8 +78,16 @@ class BlockPool:
 
     @property
     def num_available_blocks(self) -> int:
-        """Blocks that can be allocated now: free ones, and cached ones by eviction."""
+        """Blocks that can be allocated now, if nobody's share is in the way: free ones, and cached ones by eviction."""
         return len(self._free) + len(self._cached)
+
+    def num_available_to(self, tenant: str) -> int:
+        """Of these, the blocks that this tenant can be given."""
+        return self._cached.num_obtainable(tenant, len(self._free))
+
+    def is_share_used_up(self, tenant: str) -> bool:
+        """Whether this tenant has its share of the pool, so that what other tenants cache within theirs is kept from it."""
+        return self._cached.is_used_up(tenant)
 
     def find(self, block_hash: BlockHash) -> int | None:
         """The resident block with this content, if any."""
@@ -116,16 +126,18 @@ class BlockPool:
         return [(b.ref_count, b.content is not None, b.used_s) for b in map(self._blocks.__getitem__, block_ids)]
 
     def cached_order(self) -> list[int]:
-        """Cached blocks, the next to be evicted first."""
+        """Cached blocks, the least recently used first: where tenants have no shares, the next to be evicted first."""
         return list(self._cached)
 
-    def allocate(self, num_blocks: int, now_s: float) -> list[int]:
-        """Take blocks for new content: never-hashed ones first, then the least recently used cached ones, which are evicted.
+    def allocate(self, num_blocks: int, now_s: float, tenant: str = "") -> list[int]:
+        """Take blocks for new content: never-hashed ones first, then cached ones, which are evicted in their order.
 
-        The caller has checked `num_available_blocks`.
+        The caller has checked `num_available_to`.
         """
         assert num_blocks <= self.num_available_blocks, f"{num_blocks} blocks asked, {self.num_available_blocks} available"
-        block_ids = [self._free.popleft() if self._free else self._evict_oldest(now_s) for _ in range(num_blocks)]
+        block_ids = [self._free.popleft() for _ in range(min(num_blocks, len(self._free)))]
+        self._cached.note_taken(block_ids, tenant)
+        block_ids += [self._evict(tenant, now_s) for _ in range(num_blocks - len(block_ids))]
         for block_id in block_ids:
             self._blocks[block_id].ref_count = 1
         return block_ids
@@ -173,7 +185,7 @@ class BlockPool:
             if block.ref_count:
                 continue
             if block.content is None:
-                self._free.append(block_id)
+                self._give_back(block_id)
             else:
                 self._cached[block_id] = None
 
@@ -185,7 +197,7 @@ class BlockPool:
         self._forget(block)
         if block.ref_count == 0:
             del self._cached[block_id]
-            self._free.append(block_id)
+            self._give_back(block_id)
 
     def drop_cached(self) -> None:
         """Forget every block without owner."""
@@ -196,11 +208,16 @@ class BlockPool:
         """Whether any block, owned or not, can be found by its content."""
         return bool(self._by_hash)
 
-    def _evict_oldest(self, now_s: float) -> int:
-        block_id, _ = self._cached.popitem(last=False)
+    def _give_back(self, block_id: int) -> None:
+        self._cached.note_freed(block_id)
+        self._free.append(block_id)
+
+    def _evict(self, tenant: str, now_s: float) -> int:
+        block_id, loser = self._cached.pop_first(tenant)
+        self._cached.note_taken((block_id,), tenant)
         block = self._blocks[block_id]
-        block_hash = self._forget(block)
-        self._on_evict(block_id, BlockEvicted(block_hash, now_s, block.num_reuses, now_s - block.filled_s, now_s - block.used_s))
+        block_hash, lifetime_s, idle_s = self._forget(block), now_s - block.filled_s, now_s - block.used_s
+        self._on_evict(block_id, BlockEvicted(block_hash, now_s, block.num_reuses, lifetime_s, idle_s, loser))
         return block_id
 
     def _forget(self, block: Block) -> BlockHash:

@@ -36,10 +36,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A plan found no blocks for a waiting request, or waits for its prefix, and looked at later ones. Once a stay in the queue."""
+    """A plan found no blocks for a waiting request, or waits for its prefix, or its tenant is at a quota, and looked at later ones.
+
+    Once for each stretch of a stay in the queue. `reason` None: the quota has room again, and it waits as those beside it do.
+    """
 
     request_id: str
     now_s: float
+    reason: WaitingReason | None = "blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ class BlockEvicted:
     """Acquisitions by a request other than the writer."""
     lifetime_s: float
     idle_s: float
+    tenant: str = ""
+    """Whose it was; told where tenants have shares of the cache."""
 
 
 @dataclass(frozen=True, slots=True)

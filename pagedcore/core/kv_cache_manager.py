@@ -51,8 +51,8 @@ class KVCacheManager:
         self._limits = limits
         self._record = record
         self._block_size = limits.block_size
-        self.pool = BlockPool(limits.num_blocks, self._evicted)
-        self.host = HostTier(limits.num_host_blocks)
+        self.pool = BlockPool(limits.num_blocks, self._evicted, limits.tenants.share_blocks(limits.num_blocks))
+        self.host = HostTier(limits.num_host_blocks, limits.tenants.share_blocks(limits.num_host_blocks))
         self._deferred: list[_DeferredFree] = []
         self._being_computed: Counter[BlockHash] = Counter()
         self._num_table_entries = 0
@@ -130,8 +130,8 @@ class KVCacheManager:
             self.publish(request, num_tokens, now_s)
 
     def num_fitting_tokens(self, request: Request) -> int:
-        """Tokens that the request could compute now, with its own blocks and all that are available."""
-        num_blocks = len(request.block_ids) + self.pool.num_available_blocks
+        """Tokens that the request could compute now, with its own blocks and all that are available to its tenant."""
+        num_blocks = len(request.block_ids) + self.pool.num_available_to(request.tenant)
         return num_blocks * self._block_size - request.num_computed_tokens
 
     def num_missing_blocks(self, request: Request) -> int:
@@ -143,7 +143,7 @@ class KVCacheManager:
         num_new = self._limits.blocks_for(num_tokens) - len(request.block_ids)
         if num_new <= 0:
             return []
-        new_ids = self.pool.allocate(num_new, now_s)
+        new_ids = self.pool.allocate(num_new, now_s, request.tenant)
         request.block_ids += new_ids
         self._num_table_entries += num_new
         num_blocks = len(request.block_ids)
@@ -229,7 +229,7 @@ class KVCacheManager:
 
     def _evicted(self, block_id: int, event: BlockEvicted) -> None:
         self._record.add(event)
-        self.host.put(event.block_hash, block_id)
+        self.host.put(event.block_hash, block_id, event.tenant)
 
     def _check_table(self, request: Request) -> None:
         assert len(request.block_ids) >= self._limits.blocks_for(request.num_computed_tokens), f"{request.request_id!r} outgrew its table"

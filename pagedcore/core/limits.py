@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pagedcore.tenancy.limits import NO_TENANT_LIMITS, TenantLimits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -40,6 +42,7 @@ class SchedulerLimits:
     """Blocks that host memory holds beside the pool; 0 is no second tier."""
     max_bypasses: int = 16
     """Later requests that may be admitted before one that waits for blocks."""
+    tenants: TenantLimits = NO_TENANT_LIMITS
 
     @property
     def watermark_blocks(self) -> int:

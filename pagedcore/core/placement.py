@@ -39,7 +39,7 @@ def place_running(state: SchedulerState, step: StepBuilder, now_s: float) -> Non
 def _take_next_block(state: SchedulerState, step: StepBuilder, request: Request, now_s: float) -> bool:
     """Give a decode row at the end of its table one more block, if one is available and the row goes on."""
     start = request.num_computed_tokens
-    if not 0 < request.decode_limit <= start < request.last_position or not state.kv.pool.num_available_blocks:
+    if not 0 < request.decode_limit <= start < request.last_position or not state.kv.pool.num_available_to(request.tenant):
         return False
     step.new_blocks.append((request.row, state.kv.grow(request, start + 1, now_s)))
     request.decode_limit = min(start + state.limits.block_size, request.last_position)

@@ -17,7 +17,7 @@ def make_room(state: SchedulerState, request: Request, num_tokens: int, now_s: f
         if kv.has_deferred_frees:
             state.record.num_stalls += 1
             return 0
-        victim = _latest_victim(state)
+        victim = _latest_victim(state, request)
         preempt(state, victim, now_s)
         if victim is request:
             return 0
@@ -40,6 +40,10 @@ def preempt(state: SchedulerState, request: Request, now_s: float) -> None:
     state.record.add(Preempted(request.request_id, now_s, request.num_lost_tokens, usage_before, usage_after))
 
 
-def _latest_victim(state: SchedulerState) -> Request:
-    """The last running request in the order of service that is not protected. The one that needs room is never protected."""
-    return next(request for request in reversed(state.running) if not request.is_protected)
+def _latest_victim(state: SchedulerState, needy: Request) -> Request:
+    """The last running request in the order of service that is not protected. The one that needs room is never protected.
+
+    Of its own tenant where that has its share of the pool: what others would give back is cached for them, and kept from it.
+    """
+    is_own = state.kv.pool.is_share_used_up(needy.tenant)
+    return next(each for each in reversed(state.running) if not each.is_protected and (each.tenant == needy.tenant or not is_own))

@@ -10,6 +10,7 @@ from pagedcore.core.events import WaitingReason
 from pagedcore.core.lookup import BlockHash
 from pagedcore.messages import AddRequest
 from pagedcore.outputs import CacheReport, Logprob, RequestTimings
+from pagedcore.tenancy.limits import UNNAMED
 
 
 class RequestState(Enum):
@@ -40,6 +41,8 @@ class Request:
     state: RequestState = RequestState.WAITING
 
     request_id: str = field(init=False)
+    tenant: str = field(init=False)
+    """Whose quotas it counts to."""
     stop_token_ids: frozenset[int] = field(init=False)
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
@@ -96,7 +99,7 @@ class Request:
 
     def __post_init__(self) -> None:
         request = self.add_request
-        self.request_id = request.request_id
+        self.request_id, self.tenant = request.request_id, request.tenant or UNNAMED
         self.stop_token_ids = request.stop_token_ids
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = self.num_known_tokens = len(self.token_ids)

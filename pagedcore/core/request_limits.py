@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagedcore.core.block_hash import MAX_TOKEN_ID
 from pagedcore.core.events import RejectReason
 from pagedcore.core.limits import SchedulerLimits
-from pagedcore.errors import InvalidRequestError, PoolTooSmallError, PromptTooLongError, QueueFullError, RequestError
+from pagedcore.errors import InvalidRequestError, PoolTooSmallError, PromptTooLongError, QueueFullError, RequestError, TenantQuotaError
 
 
 def check_size(limits: SchedulerLimits, num_prompt_tokens: int, max_tokens: int | None) -> int:
@@ -26,6 +26,7 @@ def check_size(limits: SchedulerLimits, num_prompt_tokens: int, max_tokens: int 
             "(num_kv_blocks, gpu_memory_utilization).",
             param="max_tokens",
         )
+    limits.tenants.check_blocks(num_blocks, limits.num_blocks)
     return total
 
 
@@ -63,23 +64,26 @@ def reject_reason(error: RequestError) -> RejectReason:
         return "too_long"
     if isinstance(error, PoolTooSmallError):
         return "pool_too_small"
+    if isinstance(error, TenantQuotaError):
+        return "tenant_quota"
     return "queue_full" if isinstance(error, QueueFullError) else "invalid"
 
 
 def _total_tokens(limits: SchedulerLimits, num_prompt_tokens: int, max_tokens: int | None) -> int:
     limit = limits.max_model_len
+    if num_prompt_tokens >= limit:
+        # A text that is far too long is not read to its end.
+        raise PromptTooLongError(
+            f"The prompt has {num_prompt_tokens} tokens{' or more' * (num_prompt_tokens > limit)} and max_model_len is {limit}, "
+            "which leaves no room for output; shorten the prompt or raise max_model_len.",
+            param="prompt",
+        )
     if max_tokens is None:
-        if num_prompt_tokens >= limit:
-            raise PromptTooLongError(
-                f"The prompt has {num_prompt_tokens} tokens and max_model_len is {limit}, which leaves no room for output; "
-                "shorten the prompt or raise max_model_len.",
-                param="prompt",
-            )
         return limit
     if num_prompt_tokens + max_tokens > limit:
         raise PromptTooLongError(
             f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together {num_prompt_tokens + max_tokens}, "
             f"and max_model_len is {limit}; shorten the prompt, lower max_tokens or raise max_model_len.",
-            param="prompt" if num_prompt_tokens >= limit else "max_tokens",
+            param="max_tokens",
         )
     return num_prompt_tokens + max_tokens

@@ -18,6 +18,7 @@ from pagedcore.core.step import StepPlan, StepResult
 from pagedcore.core.step_builder import StepBuilder
 from pagedcore.errors import PagedCoreError, RequestError, id_in_use
 from pagedcore.messages import AddRequest, RequestUpdate
+from pagedcore.tenancy.limits import UNNAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,6 @@ class Scheduler:
         self._state = SchedulerState(limits)
         self._admission = Admission(self._state)
         self._num_arrivals = 0
-        self._num_unseen = 0  # requests queued since the last plan
         self._next_step_id = 0
         self._batch_deadline_s: float | None = None
         self._previous_plan: StepPlan | None = None
@@ -90,13 +90,11 @@ class Scheduler:
             raise
         if not self._state.requests and not self._state.in_flight:
             self._batch_deadline_s = now_s + self.limits.max_batch_wait_s
-        priority = request.priority if self.limits.scheduling_policy == "priority" else 0
-        order_key = (priority, self._num_arrivals)
+        order_key = (request.priority if self.limits.scheduling_policy == "priority" else 0, self._num_arrivals)
         queued = Request(add_request=request, max_total_tokens=max_total_tokens, order_key=order_key, queued_s=now_s)
         self._num_arrivals += 1
         self._state.requests[request.request_id] = queued
         self._state.waiting.add(queued)
-        self._num_unseen += 1
 
     def abort(self, request_id: str, now_s: float) -> None:
         """End a request as aborted, in whatever state it is; unknown ids are ignored."""
@@ -118,7 +116,6 @@ class Scheduler:
         if not self.can_schedule or self._holds_back(now_s):
             return None
         self._batch_deadline_s = None
-        self._num_unseen = 0
         step = StepBuilder(self._next_step_id)
         place_running(self._state, step, now_s)
         self._admission.admit(step, now_s)
@@ -143,8 +140,7 @@ class Scheduler:
         state, pool = self._state, self._state.kv.pool
         step = state.record.take_step()
         step.num_running, step.num_waiting, step.num_swapped = len(state.running), len(state.waiting), state.kv.host.num_swapped_requests
-        step.waiting_by_reason = self._admission.waiting_by_reason()
-        step.stop_key = self._admission.stop_key
+        step.waiting_by_reason, step.stop_key = self._admission.waiting_by_reason(), self._admission.stop_key
         step.num_active_blocks = pool.num_active_blocks
         step.num_cached_blocks = pool.num_cached_blocks
         step.num_free_blocks = pool.num_free_blocks
@@ -159,8 +155,7 @@ class Scheduler:
     def waiting_reason(self, request_id: str) -> WaitingReason | None:
         """Why a request waits; None when it does not."""
         request = self._state.requests.get(request_id)
-        is_waiting = request is not None and request.state is RequestState.WAITING
-        return self._admission.waiting_reason(request) if request is not None and is_waiting else None
+        return self._admission.waiting_reason(request) if request is not None and request.state is RequestState.WAITING else None
 
     def counts(self) -> SchedulerCounts:
         """A snapshot of sizes and rare-path counters."""
@@ -187,12 +182,6 @@ class Scheduler:
         is_window_open = deadline_s is not None and now_s < deadline_s
         return is_window_open and 0 < len(state.waiting) < self.limits.max_num_seqs and not len(state.running)
 
-    @property
-    def _num_held_up(self) -> int:
-        """Waiting requests but for those that have just come and find a free row: the next plan may well take them."""
-        num_free_rows = self.limits.max_num_seqs - len(self._state.running)
-        return len(self._state.waiting) - min(self._num_unseen, num_free_rows)
-
     def _admissible(self, request: AddRequest) -> int:
         """The most tokens the request may have. Raises `RequestError`."""
         if request.request_id in self._state.requests:
@@ -200,7 +189,9 @@ class Scheduler:
         max_total_tokens = check_size(self.limits, len(request.prompt_token_ids), request.params.max_tokens)
         check_token_ids(request.prompt_token_ids)
         check_priority(self.limits, request.priority)
-        check_queue(self.limits, self._num_held_up)
+        waiting, num_free_rows = self._state.waiting, self.limits.max_num_seqs - len(self._state.running)
+        check_queue(self.limits, waiting.num_held_up(num_free_rows))
+        self.limits.tenants.check_waiting(request.tenant or UNNAMED, waiting.num_held_up_of(request.tenant or UNNAMED, num_free_rows))
         return max_total_tokens
 
     def _record_rejection(self, request: AddRequest, error: RequestError, now_s: float) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from pagedcore.core.kv_cache_manager import KVCacheManager
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.request import Request, RequestState
-from pagedcore.core.request_queue import RequestQueue
 from pagedcore.core.step import StepPlan
 from pagedcore.core.step_record import StepRecord
+from pagedcore.tenancy.request_queue import RequestQueue
+from pagedcore.tenancy.tenant_queue import TenantQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class SchedulerState:
         self.kv = KVCacheManager(limits, self.record)
         self.requests: dict[str, Request] = {}
         """Every request that has not ended."""
-        self.waiting = RequestQueue()
-        self.running = RequestQueue()
+        self.waiting: TenantQueue[Request] = TenantQueue(limits.tenants.max_running)
+        self.running: RequestQueue[Request] = RequestQueue()
         self.in_flight: deque[InFlightStep] = deque()
         self.last_done_step_id = -1
         self.released_rows: list[int] = []
@@ -52,7 +53,7 @@ class SchedulerState:
 
     def enter_running(self, request: Request) -> None:
         """Move a request from waiting to running, onto a device row."""
-        self.waiting.remove(request)
+        self.waiting.start(request)
         self.running.add(request)
         self.kv.host.unwatch(request.request_id)
         request.state = RequestState.RUNNING
@@ -62,6 +63,7 @@ class SchedulerState:
     def leave_running(self, request: Request, now_s: float) -> None:
         """Take a request's row and blocks; blocks that a step in flight uses come back after it."""
         self.running.remove(request)
+        self.waiting.stop(request)
         self.released_rows.append(request.row)
         self._free_rows.append(request.row)
         self.num_live_tokens -= request.num_computed_tokens
@@ -73,7 +75,7 @@ class SchedulerState:
 
     def check_invariants(self) -> None:
         """Raises AssertionError when queues, rows, blocks and progress disagree."""
-        self.waiting.check_invariants()
+        self.waiting.check_invariants(Counter(request.tenant for request in self.running))
         self.running.check_invariants()
         running, waiting = list(self.running), list(self.waiting)
         assert {r.request_id for r in running + waiting} == set(self.requests), "a request is in no queue, or in two"

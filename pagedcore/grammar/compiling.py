@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pagedcore.errors import InvalidRequestError, MissingExtraError, UnsupportedFeatureError
+from pagedcore.extras import pip_command
 from pagedcore.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise MissingExtraError("structured_outputs needs llguidance, which is not installed: pip install 'pagedcore[grammar]'.") from error
+        message = f"structured_outputs needs llguidance, which is not installed: {pip_command('grammar')}."
+        raise MissingExtraError(message) from error
     return llguidance
 
 

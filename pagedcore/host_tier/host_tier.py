@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pagedcore.host_tier.swap_watch import SwapWatch
 from pagedcore.host_tier.swapped import Swapped
+from pagedcore.tenancy.eviction import EvictionOrder, make_order
 
 Copy = tuple[int, int]
 """(device block, host slot)."""
@@ -44,15 +45,15 @@ class HostTier:
     the last is kept, and a held slot is not filled anew, so a copy back reads what was put there.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        """0 slots are no tier: nothing is kept, and nothing is found."""
+    def __init__(self, num_slots: int, share_slots: int | None = None) -> None:
+        """0 slots are no tier: nothing is kept, and nothing is found. `share_slots` is a tenant's share of them, None is no shares."""
         self.num_slots = num_slots
         self._free = deque(range(num_slots))
         self._slots: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
         """The same by slot."""
-        self._order: OrderedDict[bytes, None] = OrderedDict()
-        """Of the filled slots that are not held, the next to be given up first."""
+        self._order: EvictionOrder[bytes] = make_order(share_slots)
+        """Of the filled slots that are not held, the least recently used first: without shares, the next to be given up."""
         self._num_reads: Counter[int] = Counter()
         """Of the held slots."""
         self._out: dict[int, int] = {}
@@ -78,16 +79,16 @@ class HostTier:
         """The blocks that can be given up, the next one first."""
         return list(self._order)
 
-    def put(self, block_hash: bytes, device_block: int) -> None:
+    def put(self, block_hash: bytes, device_block: int, tenant: str = "") -> None:
         """Keep the content of a block that the device gives up: the next plan copies it out. What is here already is only made the newest.
 
-        Nothing is kept when every slot is held.
+        Nothing is kept when every slot is held, or none is to be had for this tenant beside the others' shares.
         """
         if block_hash in self._slots:
             if block_hash in self._order:
                 self._order.move_to_end(block_hash)
             return
-        slot = self._take_slot()
+        slot = self._take_slot(block_hash, tenant)
         if slot is not None:
             self._slots[block_hash], self._hashes[slot] = slot, block_hash
             self._order[block_hash] = None
@@ -97,7 +98,8 @@ class HostTier:
         """The slots of these blocks, which are here. A plan that is being made will read them."""
         slots = [self._slots[block_hash] for block_hash in block_hashes]
         for block_hash in block_hashes:
-            self._order.pop(block_hash, None)
+            if block_hash in self._order:
+                del self._order[block_hash]
         self._num_reads.update(slots)
         return slots
 
@@ -139,14 +141,16 @@ class HostTier:
         """It runs again, or is gone. Unknown ids are ignored."""
         self._watch.remove(request_id)
 
-    def _take_slot(self) -> int | None:
-        """A free slot, or the oldest that is not held, whose block is forgotten."""
+    def _take_slot(self, block_hash: bytes, tenant: str) -> int | None:
+        """A free slot, or one that is not held, whose block is forgotten: for this tenant's block, which counts to its share now."""
         if self._free:
-            return self._free.popleft()
-        if not self._order:
+            slot = self._free.popleft()
+        elif self._order.num_obtainable(tenant, 0):
+            slot = self._slots.pop(self._order.pop_first(tenant)[0])
+        else:
             return None
-        block_hash, _ = self._order.popitem(last=False)
-        return self._slots.pop(block_hash)
+        self._order.note_taken([block_hash], tenant)
+        return slot
 
     def _let_go(self, slot: int) -> None:
         block_hash = self._hashes.get(slot)

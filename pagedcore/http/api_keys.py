@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Iterable, Mapping, Sequence
 
 from pagedcore.errors import AuthenticationError, ConfigError
+from pagedcore.shown import shown
 
 
 class ApiKeys:
@@ -27,6 +28,21 @@ class ApiKeys:
         if scheme.lower() != "bearer" or not matches:
             raise AuthenticationError("The API key is missing or wrong; send 'Authorization: Bearer KEY' with a key of this server.")
         return self._tenants.get(matches[0].decode())
+
+
+def parse_tenant_priorities(pairs: Iterable[str]) -> dict[str, int]:
+    """Tenant -> priority, out of NAME=NUMBER texts. Raises `ConfigError` for another form and for a tenant that comes twice."""
+    priorities: dict[str, int] = {}
+    for pair in pairs:
+        name, _, number = pair.rpartition("=")
+        try:
+            priority = int(number)
+        except ValueError:
+            raise ConfigError(f"A tenant's priority has the form NAME=NUMBER, such as blue=10, and {shown(pair)} has not.") from None
+        if name in priorities:
+            raise ConfigError(f"The tenant {shown(name)} has two priorities; give one.")
+        priorities[name] = priority
+    return priorities
 
 
 def parse_tenant_keys(pairs: Iterable[str]) -> dict[str, str]:

@@ -80,7 +80,7 @@ _CACHE = (
     _gauge(
         "cache_level_hit_rate", "Hit rate of one cache level in a window; NaN where nothing was looked up.", level=LEVELS, window=WINDOWS
     ),
-    _gauge("cache_ideal_hit_rate", "Prefix hit rate that an unbounded cache would have had on the same traffic.", window=WINDOWS),
+    _gauge("cache_ideal_hit_rate", "Prefix hit rate of an unbounded cache on the same traffic; 0 while caching is off.", window=WINDOWS),
     _counter("page_lookups_total", "Eligible prompt blocks looked up, each probed by itself."),
     _counter("page_hits_total", "Eligible prompt blocks that were resident on the device."),
     _counter("prefix_cache_queries_tokens_total", "Prompt tokens looked up, once a request, at its first admission.", tenant=_TENANT),
@@ -119,7 +119,7 @@ _REQUESTS = (
         ("status", "finish_reason", "adapter", "tenant", "class"),
         tuple((*ending, adapter, UNNAMED, UNNAMED) for ending in ENDINGS for adapter in ADAPTERS),
     ),
-    _counter("rejected_requests_total", "Requests refused before they ran.", reason=REJECT_REASONS),
+    _counter("rejected_requests_total", "Requests that the engine refused; none that a door refuses comes to it.", reason=REJECT_REASONS),
     _counter("preemptions_total", "Requests that gave their blocks back to be computed again."),
     _counter("recomputed_tokens_total", "Tokens computed again after a preemption."),
     _counter("discarded_tokens_total", "Tokens generated past a stop string or in flight when their request ended."),

@@ -1,4 +1,4 @@
-"""Bounded memories of block hashes: what was evicted and when, and what was ever asked for."""
+"""Bounded memories of block hashes: what was evicted lately and when, and what was ever evicted."""
 
 from __future__ import annotations
 
@@ -48,10 +48,12 @@ class RecentBlocks:
 
 
 class BlockHistory:
-    """Owns the ghosts (evicted hashes) and the seen hashes of one engine.
+    """Owns the ghosts (hashes evicted lately) and the seen hashes (evicted at any time) of one engine.
 
-    At its cap the seen memory forgets the hashes not asked for longest, so the ideal rate becomes that of a cache of
-    at least `min(max(8 * num_blocks, 65_536), 262_144)` blocks: a lower bound of the unbounded one.
+    Every block that was computed and dropped to make room has been evicted, so a block that is neither resident nor seen was
+    never computed: also when a request asked for it and ended first. At its cap the seen memory forgets the hashes evicted
+    longest ago, so the ideal rate becomes that of a cache of at least `min(max(8 * num_blocks, 65_536), 262_144)` blocks: a lower
+    bound of the unbounded one.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -59,22 +61,17 @@ class BlockHistory:
         self._seen = RecentBlocks(min(max(SEEN_PER_BLOCK * num_blocks, 65_536), MAX_REMEMBERED_BLOCKS))
 
     def evicted(self, block_hashes: Sequence[BlockHash], times_s: Sequence[float]) -> None:
-        """Blocks lost their hashes. Each was filled once, so it has been seen, also when generated and never looked up."""
+        """Blocks lost their hashes to make room."""
         self._ghosts.remember(block_hashes, times_s)
         self._seen.remember(block_hashes, times_s)
 
     def evicted_at(self, block_hash: BlockHash) -> float | None:
         return self._ghosts.time_of(block_hash)
 
-    def look_up_ideal(self, missed: Sequence[tuple[BlockHash, bool, bool]], now_s: float) -> int:
-        """How many blocks of `missed`, from its start, an unbounded cache would have served; then all are seen.
-
-        What is resident or being computed now was seen; a block counts as seen from its first lookup on.
-        """
-        num_served = 0
-        for block_hash, is_resident, is_computing in missed:
+    def num_ideal_blocks(self, missed: Sequence[tuple[BlockHash, bool, bool]]) -> int:
+        """How many blocks of `missed`, from its start, an unbounded cache would have served: resident ones, those that another
+        request computes now, and seen ones."""
+        for number, (block_hash, is_resident, is_computing) in enumerate(missed):
             if not (is_resident or is_computing) and self._seen.time_of(block_hash) is None:
-                break
-            num_served += 1
-        self._seen.remember([block_hash for block_hash, _, _ in missed], [now_s] * len(missed))
-        return num_served
+                return number
+        return len(missed)

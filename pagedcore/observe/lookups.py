@@ -37,7 +37,7 @@ class LookupBook:
         report = self.store.open(request.request_id, lookup, misses)
         self._count_levels(tenant, lookup)
         self._count_misses(report, misses.num_ghost_hits)
-        num_ideal_blocks = lookup.first_missing_block + self._history.look_up_ideal(lookup.missed, now_s)
+        num_ideal_blocks = lookup.first_missing_block + self._history.num_ideal_blocks(lookup.missed)
         self._ledger.add("pagedcore_prefix_cache_ideal_hit_tokens_total", num_ideal_blocks * lookup.block_size)
 
     def _count_levels(self, tenant: str, lookup: LookupReport) -> None:
@@ -68,14 +68,14 @@ class LookupBook:
             lookup.num_to_recompute += event.num_recomputed_tokens
 
     def take_avoidable(self, step_id: int) -> dict[str, int]:
-        """Avoidable tokens of a step, and of failed ones before it, by reason; counts them."""
+        """Avoidable tokens of a step by reason; counts them, and those of failed steps before it, whose time nobody measured."""
         if not self._avoidable:
             return {}
+        own = dict(self._avoidable.get(step_id, {}))
         done = [step for step in self._avoidable if step <= step_id]
-        avoidable = sum((self._avoidable.pop(step) for step in done), Counter[str]())
-        for reason, num_tokens in avoidable.items():
+        for reason, num_tokens in sum((self._avoidable.pop(step) for step in done), Counter[str]()).items():
             self._ledger.add("pagedcore_miss_penalty_tokens_total", num_tokens, reason)
-        return dict(avoidable)
+        return own
 
     def remember_evictions(self) -> None:
         """Count what is in `evicted`: before each lookup, which asks for it, and after each batch of events."""
@@ -98,3 +98,4 @@ class LookupBook:
         if self.store.close(event.request.request_id, computed, abandoned):
             self._ledger.add("pagedcore_computed_prompt_tokens_total", computed)
             self._ledger.add("pagedcore_abandoned_prompt_tokens_total", abandoned)
+            self._twins.abandon(event.request, abandoned)

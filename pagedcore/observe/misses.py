@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pagedcore.core.lookup import BlockHash, LookupReport
 from pagedcore.observe.ghosts import BlockHistory
 
+BEHIND_ISOLATED = ("short", "diverged", "cold")
+"""Reasons that `isolated` goes before: what the block would be without the other tenants and salts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Misses:
@@ -16,7 +19,8 @@ class Misses:
     reasons: tuple[str, ...] = ()
     num_ghost_hits: int = 0
     diverged_at_token: int | None = None
-    """First prompt token that differs from the nearest cached prefix, when the first miss is `short` or `diverged`."""
+    """First prompt token that differs from the nearest prefix cached for this request, when the first miss is `short` or `diverged`,
+    or would be without the others where it is `isolated`."""
     evicted_age_s: float | None = None
     """Seconds since the first missing block was evicted, when the first miss is `evicted`."""
 
@@ -31,7 +35,8 @@ def explain_misses(lookup: LookupReport, history: BlockHistory, now_s: float, is
     `in_flight` (another request computes it now), `evicted` (a ghost), `isolated` (its number is in `isolated`: another salt or
     tenant holds the same tokens); then, at the first missing block i only and when a resident block with the same parent shares its
     first c tokens: `short` if i == 0 and c >= 1 (something is shared, but less than one block), `diverged` if i > 0 (also with
-    c == 0: the prompts part at the block's border); else `cold`.
+    c == 0: the prompts part at the block's border); else `cold`. The divergence is told behind `isolated`, too: what a tenant reads
+    must be what it would be without the others, or it says what they sent.
 
     Example, block size 4, cached [1 2 3 4][5 6 7 8] and nothing evicted:
 
@@ -46,11 +51,11 @@ def explain_misses(lookup: LookupReport, history: BlockHistory, now_s: float, is
         return Misses()
     evicted_at = [None if is_resident else history.evicted_at(block_hash) for block_hash, is_resident, _ in lookup.missed]
     reasons = [_reason(block, evicted_s) for block, evicted_s in zip(lookup.missed, evicted_at, strict=True)]
-    for number in isolated:
-        reasons[number] = "isolated" if reasons[number] == "cold" else reasons[number]
     diverged_at_token = None
     if reasons[0] == "cold":
         reasons[0], diverged_at_token = _first_miss(lookup)
+    for number in isolated:
+        reasons[number] = "isolated" if reasons[number] in BEHIND_ISOLATED else reasons[number]
     age_s = now_s - evicted_at[0] if reasons[0] == "evicted" and evicted_at[0] is not None else None
     num_ghost_hits = len(evicted_at) - evicted_at.count(None)
     return Misses(tuple(reasons), num_ghost_hits, diverged_at_token, age_s)

@@ -171,7 +171,7 @@ class Recorder:
         """The core's report with the reasons of its misses added; the same one where nothing is known."""
         with self._lock:
             lookup = self._lookups.store.find(request_id)
-        if lookup is None or not lookup.misses.reasons:
+        if lookup is None or not lookup.misses.reasons or not report.num_eligible_blocks:  # of one that was never admitted
             return report
         known = lookup.report
         return dataclasses.replace(
@@ -210,7 +210,7 @@ class Recorder:
 
     # ---- under the lock
 
-    def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
+    def _make_handlers(self) -> dict[type, Callable[[Any], object]]:
         requests, lookups = self._requests, self._lookups
         return {
             Arrived: requests.arrived,

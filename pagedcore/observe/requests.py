@@ -93,23 +93,25 @@ class RequestBook:
     def preempted(self, _: Preempted) -> None:
         self._ledger.add("pagedcore_preemptions_total", 1)
 
-    def finished(self, event: Finished) -> None:
-        """One choice ended: its tokens count; the last choice, or a rejected one, ends its group."""
+    def finished(self, event: Finished) -> bool:
+        """One choice ended: its tokens count; the last choice, or a rejected one, ends its group. True when that is counted now."""
         entry = self._open.get(event.request.request_id)
         if entry is None:
-            return
+            return False
         if entry[0] is not event.request:  # both events of a request hold the same object
             self._count_duplicate(event)
-            return
+            return False
         del self._open[event.request.request_id]
         self._lookups.finished(event)
         self._count_output(event)
         group = entry[1]
         group.note_end(event)
         is_last = group.num_ended >= group.request.num_choices
-        if (is_last or event.status == "rejected") and not group.is_counted:
+        is_counted = (is_last or event.status == "rejected") and not group.is_counted
+        if is_counted:
             self._count_group(group, event)
         self._forget(group, is_last)
+        return is_counted
 
     def _count_duplicate(self, event: Finished) -> None:
         """A request whose id was in use was rejected: it shares no group with the open one of that id."""

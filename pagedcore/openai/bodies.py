@@ -5,18 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidatorFunctionWrapHandler, WrapValidator
 
+from pagedcore.long_lists import holds_only, is_within
 from pagedcore.tools.fields import Neutral
 
+
+def _check_token_ids(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Right ids pass as they are, looked at in pieces; what is wrong with others `check` says."""
+    is_right = isinstance(value, list) and holds_only(value, int) and is_within(value, 0, 2**31)
+    return value if is_right else check(value)
+
+
+def _check_messages(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """The same for objects, whose names are text in JSON."""
+    return value if isinstance(value, list) and holds_only(value, dict) else check(value)
+
+
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True), WrapValidator(_check_token_ids)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 StopString = Annotated[str, Field(max_length=1024)]
 StopStrings = Annotated[list[StopString], Field(max_length=64, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=4096, fail_fast=True)]
 BadWords = Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=256, fail_fast=True)]
-Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True), WrapValidator(_check_messages)]
 
 NOT_OFFERED: Neutral = {
     **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern", "moderation"), ()),

@@ -12,7 +12,7 @@ from pagedcore.grammar.fields import FIELDS, read_structured
 from pagedcore.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
 from pagedcore.openai.parsing import parse_body
 from pagedcore.openai.settings import ServerSettings
-from pagedcore.sampling_params import SamplingParams
+from pagedcore.sampling_params import MAX_LOGPROBS, SamplingParams
 from pagedcore.shown import shown
 from pagedcore.structured_outputs import StructuredOutputsParams
 from pagedcore.tools.answer import Answer, plan_answer
@@ -57,7 +57,7 @@ def read_completion(raw: bytes, client: EngineClient, settings: ServerSettings) 
     model = _checked_model(body, client.info)
     scored = body.logprobs if body.echo else None
     params = _sampling_params(body, body.logprobs, scored, COMPLETION_MAX_TOKENS, structured_outputs=_structured(body))
-    prompts = _completion_prompts(body, client.text, settings)
+    prompts = _completion_prompts(body, client, settings)
     return Call(endpoint="completion", model=model, prompts=prompts, params=params, body=body, echo=body.echo)
 
 
@@ -65,15 +65,15 @@ def read_chat(raw: bytes, client: EngineClient, settings: ServerSettings) -> Cal
     """A body of /v1/chat/completions. Raises `RequestError` for all that is wrong with it."""
     body = parse_body(ChatBody, raw, settings.ignored_fields)
     model = _checked_model(body, client.info)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidRequestError(f"top_logprobs={body.top_logprobs} needs logprobs=true.", param="top_logprobs")
+    _check_top_logprobs(body)
     _check_choices(body.n, "n", settings)
     text = required_text(client.text, "messages")
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     answer = plan_answer(tools, _structured(body), text, settings.tool_parser)
     rendered = render(body, body.messages, text, answer.shown_tools)
     # The template writes the special tokens itself.
-    prompt = Prompt(text.encode(rendered, add_special_tokens=bool(body.add_special_tokens)), rendered)
+    limit = client.info.max_model_len
+    prompt = Prompt(text.encode(rendered, add_special_tokens=bool(body.add_special_tokens), max_prompt_tokens=limit), rendered)
     markers: dict[str, bool] = {} if tools is None or "skip_special_tokens" in body.model_fields_set else {"skip_special_tokens": False}
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _sampling_params(body, logprobs, None, None, structured_outputs=answer.structured, **markers)
@@ -140,7 +140,20 @@ def _structured(body: GenerationBody) -> StructuredOutputsParams | None:
     return read_structured({name: getattr(body, name) for name in FIELDS})
 
 
+def _check_top_logprobs(body: ChatBody) -> None:
+    if body.top_logprobs is None:
+        return
+    if not body.logprobs:
+        raise InvalidRequestError(f"top_logprobs={body.top_logprobs} needs logprobs=true.", param="top_logprobs")
+    if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        message = f"top_logprobs is {shown(body.top_logprobs)} and must be between 0 and {MAX_LOGPROBS}."
+        raise InvalidRequestError(message, param="top_logprobs")
+
+
 def _max_tokens(body: GenerationBody, default: int | None) -> int | None:
+    if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
+        message = f"max_completion_tokens is {shown(body.max_completion_tokens)} and must be at least 1."
+        raise InvalidRequestError(message, param="max_completion_tokens")
     given = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(given) > 1:
         raise InvalidRequestError(f"max_tokens and max_completion_tokens differ ({sorted(given)}); give one.", param="max_tokens")
@@ -154,21 +167,23 @@ def _check_choices(num_choices: int, param: str, settings: ServerSettings) -> No
         )
 
 
-def _completion_prompts(body: CompletionBody, text: TextFront | None, settings: ServerSettings) -> tuple[Prompt, ...]:
+def _completion_prompts(body: CompletionBody, client: EngineClient, settings: ServerSettings) -> tuple[Prompt, ...]:
     prompt = body.prompt
     several = prompt if isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int)) else [prompt]
     if not several:
         raise InvalidRequestError("prompt is an empty list; give at least one prompt.", param="prompt")
     _check_choices(len(several) * body.n, "prompt", settings)
-    return tuple(_not_empty(_completion_prompt(one, body, text), "prompt") for one in several)
+    return tuple(_not_empty(_completion_prompt(one, body, client), "prompt") for one in several)
 
 
-def _completion_prompt(prompt: object, body: CompletionBody, text: TextFront | None) -> Prompt:
+def _completion_prompt(prompt: object, body: CompletionBody, client: EngineClient) -> Prompt:
     if isinstance(prompt, str):
-        front = required_text(text, "prompt")
-        return Prompt(front.encode(prompt, add_special_tokens=body.add_special_tokens is not False), prompt)
+        text, is_added = required_text(client.text, "prompt"), body.add_special_tokens is not False
+        return Prompt(text.encode(prompt, add_special_tokens=is_added, max_prompt_tokens=client.info.max_model_len), prompt)
     assert isinstance(prompt, list), "pydantic let nothing else pass"
-    return Prompt(prompt, required_text(text, "echo").decode(prompt, skip_special_tokens=body.skip_special_tokens) if body.echo else "")
+    if not body.echo:
+        return Prompt(prompt)
+    return Prompt(prompt, required_text(client.text, "echo").decode(prompt, skip_special_tokens=body.skip_special_tokens))
 
 
 def _not_empty(prompt: Prompt, param: str) -> Prompt:

@@ -36,7 +36,7 @@ def error_response(error: PagedCoreError) -> Response:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Give unknown routes, wrong methods and unexpected failures of an app OpenAI bodies too."""
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, _unexpected_error)
 
 
@@ -44,12 +44,13 @@ def _body(message: str, error_type: str, param: str | None = None, code: str | N
     return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
 
 
-async def _http_error(request: Request, exc: Exception) -> Response:
+async def http_error(request: Request, exc: Exception) -> Response:
+    """The whole answer to a request that no route takes, or that the framework refused."""
     assert isinstance(exc, HTTPException), "registered for HTTPException"
-    path = request.url.path
+    path, allowed = request.url.path, (exc.headers or {}).get("Allow", "another method")
     message, code = {
         404: (f"There is no route {request.method} {path}{_WHY_NOT.get(path, '')}.", "unknown_url"),
-        405: (f"{path} does not take {request.method}.", "method_not_allowed"),
+        405: (f"{path} does not take {request.method}; it takes {allowed}.", "method_not_allowed"),
     }.get(exc.status_code, (str(exc.detail), None))
     body = _body(message, "server_error" if exc.status_code >= 500 else "invalid_request_error", code=code)
     return json_reply(body, exc.status_code, {**(exc.headers or {}), REQUEST_ID_HEADER: request_id_of(request)})

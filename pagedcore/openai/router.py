@@ -84,12 +84,14 @@ def _add_generation_routes(router: APIRouter, service: OpenAIService) -> None:
 
 
 def _add_model_routes(router: APIRouter, service: OpenAIService) -> None:
+    @router.head("/v1/models", include_in_schema=False)
     @router.get("/v1/models")
     async def models(request: Request) -> Response:
         service.tenant(request)
         info = service.client.info
         return json_reply({"object": "list", "data": [_model_card(name, info) for name in info.model_names]})
 
+    @router.head("/v1/models/{model_id:path}", include_in_schema=False)
     @router.get("/v1/models/{model_id:path}")
     async def model(request: Request, model_id: str) -> Response:
         service.tenant(request)

@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagedcore.client import EngineClient, RequestContext
-from pagedcore.errors import EngineError, PagedCoreError, RequestTooLargeError
+from pagedcore.errors import EngineError, InvalidRequestError, PagedCoreError, RequestTooLargeError, UnsupportedFeatureError
 from pagedcore.http.api_keys import ApiKeys
 from pagedcore.http.event_stream import DONE, EventStream, sse_error, until_disconnect
 from pagedcore.http.json_text import json_reply
 from pagedcore.http.request_class import request_class_of
 from pagedcore.http.request_ids import adopt_request_id
+from pagedcore.openai.bodies import GenerationBody
 from pagedcore.openai.calls import Call
 from pagedcore.openai.errors import body_of
 from pagedcore.openai.replies import REPLIES, Reply
@@ -57,6 +58,17 @@ class OpenAIService:
         tenant = self._keys.tenant_of(request.headers.get("Authorization"))
         return tenant if self.settings.tenant_of is None else self.settings.tenant_of(request)
 
+    def priority(self, tenant: str | None, body: GenerationBody | None = None) -> int:
+        """The priority of a request of this tenant: the host's where it has given any, else the body's.
+
+        Raises `InvalidRequestError` for a body that gives its own where the host does.
+        """
+        if not self.settings.tenant_priorities:
+            return 0 if body is None else body.priority
+        if body is not None and "priority" in body.model_fields_set:
+            raise InvalidRequestError(f"priority is {body.priority}, and this server sets it by tenant; leave it out.", param="priority")
+        return self.settings.tenant_priorities.get(tenant or "", 0)
+
     async def read(self, request: Request, reader: Reader[T]) -> T:
         """Read and check a body, off the event loop when it is large. Raises `RequestError`."""
         raw = await self._body(request)
@@ -78,7 +90,7 @@ class OpenAIService:
         logger.info("request %s: model %r, tenant %r, class %r, user %s", request_id, call.model, caller.tenant, caller.request_class, user)
         client = self.client
         reply = REPLIES[call.endpoint](call, request_id, client.text, self.settings.response_role)
-        context = replace(caller, priority=call.body.priority, cache_salt=call.body.cache_salt)
+        context = replace(caller, priority=self.priority(caller.tenant, call.body), cache_salt=call.body.cache_salt)
         outputs = run_call(client, call, request_id, context.in_trace(request.headers.get("traceparent")))
         response = await _respond(request, reply, outputs)
         if call.body.ignored:
@@ -87,6 +99,9 @@ class OpenAIService:
         return response
 
     async def _body(self, request: Request) -> bytes:
+        encoding = request.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
+            raise UnsupportedFeatureError(f"Content-Encoding {shown(encoding)} is not offered; send plain JSON.", param="Content-Encoding")
         limit = self.settings.max_request_bytes
         body = bytearray()
         async for part in request.stream():

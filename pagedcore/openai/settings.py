@@ -11,6 +11,7 @@ from starlette.requests import Request
 from pagedcore.console.indicators import Targets
 from pagedcore.errors import ConfigError
 from pagedcore.openai.bodies import ChatBody, CompletionBody
+from pagedcore.shown import shown
 from pagedcore.tools.forms import FORMS, FormName
 
 AdapterName = Literal["litserve", "bentoml", "langchain", "library"]
@@ -26,6 +27,10 @@ class ServerSettings:
     """API key -> tenant. A key of this map is valid too. The body's `user` never names a tenant: it is only logged."""
     tenant_of: Callable[[Request], str | None] | None = None
     """The host's own code, in place of `tenants`: whose request it is, after the key was checked; None is the operator."""
+    tenant_priorities: Mapping[str, int] = field(default_factory=dict)
+    """Tenant -> the priority of its requests, lower first, for an engine with scheduling_policy="priority"; 0 for tenants not named here,
+    and "" names requests without a tenant. With any, no client gives its own: `priority` in a body is refused, or left out where
+    `ignored_fields` names it."""
     ignored_fields: tuple[str, ...] = ()
     """Fields of generation bodies that are taken and left out, though they ask for what is not offered or are unknown here.
 
@@ -63,9 +68,19 @@ class ServerSettings:
             raise ConfigError(f"tool_parser is {self.tool_parser!r} and must be one of auto, {', '.join(FORMS)}.")
         if not self.retry_after_s > 0:
             raise ConfigError(f"retry_after_s is {self.retry_after_s!r} and must be above 0.")
-        obeyed = sorted({*ChatBody.model_fields, *CompletionBody.model_fields}.intersection(self.ignored_fields))
+        self._check_tenant_priorities()
+        fields = {*ChatBody.model_fields, *CompletionBody.model_fields} - ({"priority"} if self.tenant_priorities else set())
+        obeyed = sorted(fields.intersection(self.ignored_fields))
         if obeyed:
             raise ConfigError(f"ignored_fields holds {', '.join(obeyed)}, which this server obeys; name only fields that it would refuse.")
         api_keys: object = self.api_keys
         if not isinstance(api_keys, tuple) or not all(isinstance(key, str) and key for key in (*api_keys, *self.tenants)):
             raise ConfigError("api_keys must be a tuple of non-empty strings, and so must the keys of tenants.")
+
+    def _check_tenant_priorities(self) -> None:
+        unknown = self.tenant_priorities.keys() - {"", *self.tenants.values()}
+        if unknown and self.tenant_of is None:
+            raise ConfigError(f"tenant_priorities names {shown(min(unknown))}, and no key in tenants is theirs; give the tenant a key.")
+        for tenant, priority in self.tenant_priorities.items():
+            if type(priority) is not int or not -(2**31) <= priority < 2**31:
+                raise ConfigError(f"The priority of the tenant {shown(tenant)} is {shown(priority)} and must be a 32-bit integer.")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pagedcore.errors import InvalidRequestError
+from pagedcore.messages import AddRequest
+from pagedcore.remote.lost_requests import lost_ends
+from pagedcore.remote.open_requests import OpenRequest
 from pagedcore.remote.request_ids import ClientIds
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ class Calls:
             "pause_recording": loop.pause_recording,
             "start_recording": loop.start_recording,
             "name_engine": self._name_engine,
+            "count_lost": self._count_lost,
             "recent": engine.history.recent,
         }
 
@@ -53,6 +60,12 @@ class Calls:
 
         self._engine.loop.flush_metrics()
         return metrics_text(accept=accept)
+
+    def _count_lost(self, requests: list[dict[str, Any]], num_tokens: list[int]) -> None:
+        """A front had these requests at an engine that died; what it told of them was counted there."""
+        added = [msgspec.convert(request, AddRequest) for request in requests]
+        lost = [OpenRequest(request, list.clear, count) for request, count in zip(added, num_tokens, strict=True)]
+        self._engine.loop.count_lost(lost_ends(lost, time.monotonic()))
 
     def _name_engine(self, label: str) -> None:
         """The front that exports the numbers calls the engine so."""

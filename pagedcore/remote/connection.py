@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from pagedcore.remote.frames import (
     encode,
     protocol,
 )
+from pagedcore.remote.gatherings import Gatherings
 from pagedcore.remote.request_ids import ClientIds, EngineIds
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ MAX_WAITING_UPDATES = 2**18
 """A front that leaves so many unread has stopped reading: it is cut off, so that the engine's memory does not fill up."""
 
 NUM_CALL_THREADS = 4
+
+MAX_WAITING_CALLS = 64
+"""Of one front; a further one is refused, so that neither the engine's memory nor its time fills up with questions."""
+
+NOTHING = msgspec.Raw(b"\xc0")
+"""Nil: what an answer holds that is an error."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +60,7 @@ class Desk:
         self.engine = engine
         self.calls = Calls(engine)
         self.ids = EngineIds()
+        self.gatherings = Gatherings(engine.loop)
         self.threads = ThreadPoolExecutor(NUM_CALL_THREADS, thread_name_prefix="pagedcore-calls")
         self.refusal: str | None = None
         """Why no request is taken any more."""
@@ -75,7 +83,7 @@ class Connection:
         self._ids = ClientIds(desk.ids)
         self._num_posted = 0
         self._is_posting = False
-        self._gathering: list[AbstractContextManager[None]] = []
+        self._num_waiting_calls = 0
         self._compiling: dict[str, list[InboxMessage]] = {}
         """Requests whose grammars are being compiled, and what has been said of them meanwhile."""
         self._lock = threading.Lock()
@@ -113,9 +121,9 @@ class Connection:
         if isinstance(frame, Add):
             self._add(frame.request)
         elif isinstance(frame, Call):
-            self._desk.threads.submit(self._answer, frame)
+            self._call(frame)
         elif isinstance(frame, Gather):
-            self._gather(frame.is_open)
+            (self._desk.gatherings.begin if frame.is_open else self._desk.gatherings.end)(self)
         elif isinstance(frame, (Abort, Finish)):
             self._end(frame)
 
@@ -167,25 +175,29 @@ class Connection:
                 return
         self._submit(message)
 
-    def _gather(self, is_open: bool) -> None:
-        if is_open:
-            context = self._loop.gathering()
-            with suppress(EngineClosedError):
-                context.__enter__()
-                self._gathering.append(context)
-        elif self._gathering:
-            self._gathering.pop().__exit__(None, None, None)
+    def _call(self, call: Call) -> None:
+        with self._lock:
+            is_one_too_many = self._num_waiting_calls >= MAX_WAITING_CALLS
+            self._num_waiting_calls += not is_one_too_many
+        if is_one_too_many:
+            error = EngineError(
+                f"{MAX_WAITING_CALLS} questions of this front wait for answers, which is the most; ask {call.name!r} later."
+            )
+            self._channel.put(Answer(call.number, NOTHING, fault_of(error)))
+        else:
+            self._desk.threads.submit(self._answer, call)
 
     def _answer(self, call: Call) -> None:
         try:
-            content = encode(self._desk.calls.answer(call.name, call.arguments, self._ids))
+            answer = Answer(call.number, msgspec.Raw(encode(self._desk.calls.answer(call.name, call.arguments, self._ids))))
         except (PagedCoreError, AssertionError) as error:
-            self._channel.put(Answer(call.number, msgspec.Raw(b"\xc0"), fault_of(error)))
+            answer = Answer(call.number, NOTHING, fault_of(error))
         except Exception as error:
             logger.error("The call %r of front %d failed.", call.name, self._number, exc_info=error)
-            self._channel.put(Answer(call.number, msgspec.Raw(b"\xc0"), fault_of(error)))
-        else:
-            self._channel.put(Answer(call.number, msgspec.Raw(content)))
+            answer = Answer(call.number, NOTHING, fault_of(error))
+        with self._lock:
+            self._num_waiting_calls -= 1
+        self._channel.put(answer)
 
     def _post(self, updates: list[RequestUpdate]) -> None:
         """The outbox of this front's requests, on the engine thread."""
@@ -199,8 +211,7 @@ class Connection:
             self._channel.abort()
 
     def _leave(self) -> None:
-        while self._gathering:
-            self._gather(is_open=False)
+        self._desk.gatherings.end(self)
         for engine_id in self._ids.open_ids():
             self._tell(AbortRequest(engine_id))
 

@@ -131,6 +131,8 @@ class Numbers(Frame):
     adds: list[tuple[Key, float]] = []
     sets: list[tuple[Key, float]] = []
     observations: list[tuple[Key, dict[int, int], float, dict[int, Exemplar]]] = []
+    ended: list[tuple[str, bool]] = []
+    """Choices whose end is counted in these numbers, and whether that of their whole request is."""
 
 
 FromFront = Hello | Add | Abort | Finish | Gather | Call

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,20 +17,21 @@ from pagedcore.errors import EngineClosedError, EngineError, InvalidRequestError
 from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, failed_update
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outboxes import Outbox
+from pagedcore.process_endings import belong_to_process
 from pagedcore.remote.faults import engine_error_of
 from pagedcore.remote.frames import Abort, Add, Finish, Gather, Numbers, Refusal, Updates, Welcome, encode
 from pagedcore.remote.link import Link, LinkSource
 from pagedcore.remote.numbers import Mirror
-from pagedcore.remote.open_requests import OpenRequests
+from pagedcore.remote.open_requests import OpenRequest, OpenRequests
 from pagedcore.remote.questions import RemoteAdvisor, RemoteInspector, RemoteTracer
 
 FLUSH_TIMEOUT_S = 2.0
 
 CLOSE_TIMEOUT_S = 30.0
 
-logger = logging.getLogger(__name__)
+LOSS_TIMEOUT_S = 5.0
 
-_live_loops: weakref.WeakSet[RemoteLoop] = weakref.WeakSet()
+logger = logging.getLogger(__name__)
 
 
 class RemoteLoop:
@@ -62,9 +61,11 @@ class RemoteLoop:
         self.plan = replace(welcome.plan, config=welcome.plan.config.replace(isolation="process")) if source.is_owner else welcome.plan
         self._limits = scheduler_limits(welcome.plan)
         self._mirror = Mirror(welcome, self.flush_metrics) if source.is_owner else None
+        self._lost: list[OpenRequest] = []
+        """What engines of others took with them: the next one counts it."""
         self.tracer, self.advisor, self.inspector = RemoteTracer(self.ask), RemoteAdvisor(self.ask), RemoteInspector(self.ask)
         self._thread = threading.Thread(target=self._run, args=(self._link,), name="pagedcore-link", daemon=True)
-        _live_loops.add(self)
+        belong_to_process(self)
 
     # ---- any thread
 
@@ -95,10 +96,12 @@ class RemoteLoop:
             link = self._linked()
             self.raise_if_away()
             frame = _encoded(request)
-            is_new = self._requests.open(request.request_id, outbox)
-            if is_new:
+            opened = self._requests.open(request, outbox)
+            if opened is not None:
+                if self._mirror is not None:
+                    self._mirror.uncounted.open(opened)
                 link.send_encoded(frame)
-        if not is_new:
+        if opened is None:
             outbox([failed_update(request.request_id, id_in_use(request.request_id), "rejected")])
 
     @contextmanager
@@ -164,11 +167,15 @@ class RemoteLoop:
         """See `EngineLoop.pause_recording`. Raises `EngineError` for an engine that others use too."""
         if not self._source.is_owner:
             raise EngineError("This engine is shared by several processes; compute its warm-up prompts where it is started.")
+        if self._mirror is not None:
+            self._mirror.uncounted.is_paused = True
         self.ask("pause_recording")
 
     def start_recording(self) -> None:
         """See `EngineLoop.start_recording`."""
         self.ask("start_recording")
+        if self._mirror is not None:
+            self._mirror.uncounted.is_paused = False
 
     def raise_if_closed(self) -> None:
         """Raise `EngineClosedError` when this is closed or has given up."""
@@ -200,6 +207,8 @@ class RemoteLoop:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout_s)
         self._source.close(max(1.0, deadline_s - time.monotonic()) if link is not None else 0.0)
+        if link is not None and self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(LOSS_TIMEOUT_S)  # what a child that had to be killed took with it is counted
         if self._mirror is not None:
             self._mirror.close()
 
@@ -207,7 +216,7 @@ class RemoteLoop:
         """In a forked child: refuse everything, and leave the parent's link alone."""
         self._gone = "The engine belongs to the process that this one was forked from; connect here, or fork before."
         self._stop.set()
-        self._lock, self._requests = threading.Lock(), OpenRequests()  # another thread may have held theirs
+        self._lock = threading.Lock()  # another thread may have held it
         if self._link is not None:
             os.close(self._link.detach())
 
@@ -217,6 +226,16 @@ class RemoteLoop:
         if link is None:
             raise EngineClosedError(self._away)
         return link
+
+    def _introduce(self) -> None:
+        """Tell a new engine what it is called here, and what the one before it had not counted."""
+        self._tell_label()
+        lost, self._lost = self._lost, []
+        if lost:
+            try:
+                self.ask("count_lost", requests=[one.request for one in lost], num_tokens=[one.num_tokens for one in lost])
+            except EngineError:
+                self._lost += lost  # it has died, too
 
     def _tell_label(self) -> None:
         if self._mirror is not None and self._mirror.engine != self.plan.config.metrics_instance:
@@ -236,6 +255,8 @@ class RemoteLoop:
             self._requests.fail_all(EngineClosedError(self._gone))
             if link is not None:
                 link.lose(EngineClosedError(self._gone))
+            if self._mirror is not None:
+                self._mirror.lose()
 
     def _take(self, frame: Any) -> None:
         if isinstance(frame, Updates):
@@ -251,23 +272,23 @@ class RemoteLoop:
         link.abort()  # the other side may still wait for what we say
         with self._lock:
             self._link, self._away = None, "The connection to the engine was lost; it is being restored."
-        reason = "The engine was closed." if self._stop.is_set() else self._source.explain_loss()
-        self._away = f"{reason} {self._source.outlook}"
         if self._mirror is not None:
             self._mirror.lose()
-        self._requests.fail_all(EngineClosedError(f"{reason} This request ran there; send it again."))
+        reason = "The engine was closed." if self._stop.is_set() else self._source.explain_loss()
+        self._away = f"{reason} {self._source.outlook}"
+        lost = self._requests.fail_all(EngineClosedError(f"{reason} This request ran there; send it again."))
         link.lose(EngineClosedError(reason))
         if self._stop.is_set():
             return None
         logger.error("%s", reason)
         try:
-            return self._welcomed(self._source.reopen(self._stop))
+            return self._welcomed(self._source.reopen(self._stop), link.welcome.pid, lost)
         except PagedCoreError as error:
             logger.critical("%s", error)
             self._gone = str(error)
             return None
 
-    def _welcomed(self, link: Link | None) -> Link | None:
+    def _welcomed(self, link: Link | None, last_pid: int, lost: list[OpenRequest]) -> Link | None:
         if link is None:
             return None
         if _model_of(link.welcome) != self._model:
@@ -282,7 +303,9 @@ class RemoteLoop:
             self._source.close(CLOSE_TIMEOUT_S)
             return None
         logger.warning("The engine is there again, process %d.", link.welcome.pid)
-        threading.Thread(target=self._tell_label, name="pagedcore-label", daemon=True).start()
+        if self._mirror is None and link.welcome.pid != last_pid:  # the same one has ended them itself
+            self._lost += lost
+        threading.Thread(target=self._introduce, name="pagedcore-introduce", daemon=True).start()
         return link
 
 
@@ -297,19 +320,3 @@ def _encoded(request: AddRequest) -> bytes:
 def _model_of(welcome: Welcome) -> tuple[object, ...]:
     plan = welcome.plan
     return plan.model_dir, plan.tokenizer_dir, plan.served_model_names, plan.vocab_size, plan.max_model_len, plan.eos_token_ids
-
-
-@atexit.register
-def _close_all() -> None:
-    for loop in list(_live_loops):
-        loop.close(timeout_s=5.0)
-
-
-def _disown_all() -> None:
-    for loop in list(_live_loops):
-        loop.disown()
-    _live_loops.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)

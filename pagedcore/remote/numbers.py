@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from pagedcore.core.events import Finished
 from pagedcore.metrics_compat.ledgers import ledger_for
 from pagedcore.observe.ledger import Exemplar, Key, Ledger
 from pagedcore.observe.prometheus import EngineSink, Exporter, exporter_for, multiprocess_dir_fault
 from pagedcore.observe.recorder import Recorder, RecorderInfo
 from pagedcore.remote.frames import Numbers, Welcome
+from pagedcore.remote.lost_requests import LostBook, Uncounted, lost_ends
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
+
+PROMPT_TOKENS_LEFT = {
+    "pagedcore_prefix_cache_queries_tokens_total": 1,
+    "pagedcore_prefix_cache_hit_tokens_total": -1,
+    "pagedcore_computed_prompt_tokens_total": -1,
+    "pagedcore_abandoned_prompt_tokens_total": -1,
+}
+"""How each counter changes the number of prompt tokens that were looked up and whose fate is still open."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +49,14 @@ class ForwardedNumbers:
             self._histograms.add(key)  # an untouched one is shown, too
             self._numbers.observations.append((key, counts, total, exemplars))
 
+    def end(self, request_id: str, *, is_request_counted: bool) -> None:
+        """A choice has ended, and is in what is taken next."""
+        self._numbers.ended.append((request_id, is_request_counted))
+
     def take(self) -> Numbers | None:
         """What came since the last call; None for nothing."""
         numbers, self._numbers = self._numbers, Numbers()
-        return numbers if numbers.adds or numbers.sets or numbers.observations else None
+        return numbers if numbers.adds or numbers.sets or numbers.observations or numbers.ended else None
 
 
 class ForwardingRecorder(Recorder):
@@ -54,6 +70,13 @@ class ForwardingRecorder(Recorder):
     def _open_export(self, registry: CollectorRegistry | None) -> tuple[None, EngineSink]:
         return None, cast("EngineSink", self._forwarded)
 
+    def _make_handlers(self) -> dict[type, Callable[[Any], object]]:
+        return {**super()._make_handlers(), Finished: self._finished}
+
+    def _finished(self, event: Finished) -> None:
+        is_request_counted = self._requests.finished(event)
+        self._forwarded.end(event.request.request_id, is_request_counted=is_request_counted)
+
     def _export(self, now_s: float) -> None:
         super()._export(now_s)
         numbers = self._forwarded.take()
@@ -62,7 +85,8 @@ class ForwardingRecorder(Recorder):
 
 
 class Mirror:
-    """The other end: owns the children of one engine in this process' registry, over all restarts of the engine.
+    """The other end: owns the children of one engine in this process' registry, over all restarts of the engine, and what its
+    process could not count any more when it died.
 
     Where they cannot be written the fault is logged once, as a `Recorder` does.
     """
@@ -72,7 +96,11 @@ class Mirror:
         self.flush = flush
         self.engine = welcome.engine
         self._model_name = welcome.plan.model_name
-        self._families = ledger_for(welcome.plan.config.metrics_compat).families
+        ledger = ledger_for(welcome.plan.config.metrics_compat)
+        self._families = ledger.families
+        self._lost = LostBook(ledger)
+        self._num_prompt_tokens_left = 0.0
+        self.uncounted = Uncounted()
         self._gauges: dict[Key, float] = {}
         self._lock = threading.Lock()
         self._exporter, self._sink = self._open_export()
@@ -81,16 +109,22 @@ class Mirror:
         """Write what the engine counted since the last ones."""
         with self._lock:
             self._gauges.update(numbers.sets)
-            if self._sink is None:
-                return
-            try:
-                _apply(numbers, self._sink)
-            except (OSError, ValueError) as error:
-                self._stop_export(f"{type(error).__name__}: {error}")
+            self._num_prompt_tokens_left += sum(PROMPT_TOKENS_LEFT.get(key[0], 0) * amount for key, amount in numbers.adds)
+            self._write(numbers)
+        self.uncounted.note_ended(numbers.ended)
 
     def lose(self) -> None:
-        """The engine is gone: what it had is nothing now. Its counters, and the hit rates that follow from them, stay."""
-        self.take(Numbers(sets=[(key, 0.0) for key in self._gauges if "hit_rate" not in key[0]]))
+        """The engine is gone: what it had is nothing now, and what it had not counted of its requests is.
+
+        Its counters, and the hit rates that follow from them, stay. May be called twice.
+        """
+        lost = ForwardedNumbers()
+        with self._lock:
+            num_tokens, self._num_prompt_tokens_left = round(self._num_prompt_tokens_left), 0.0
+            self._lost.count(lost_ends(self.uncounted.take(), time.monotonic()), num_tokens, lost)
+            numbers = lost.take() or Numbers()
+            numbers.sets = [(key, value) for key in self._gauges if (value := _value_without_engine(key)) is not None]
+            self._write(numbers)
 
     def close(self) -> None:
         """Give the label back; may be called twice."""
@@ -98,6 +132,14 @@ class Mirror:
             exporter, self._exporter, self._sink = self._exporter, None, None
         if exporter is not None:
             exporter.release(self._model_name, self.engine)
+
+    def _write(self, numbers: Numbers) -> None:
+        if self._sink is None:
+            return
+        try:
+            _apply(numbers, self._sink)
+        except (OSError, ValueError) as error:
+            self._stop_export(f"{type(error).__name__}: {error}")
 
     def _open_export(self) -> tuple[Exporter | None, EngineSink | None]:
         fault = multiprocess_dir_fault()
@@ -116,6 +158,13 @@ class Mirror:
     def _stop_export(self, fault: str) -> None:
         self._sink = None
         logger.error("Metrics of engine %s are counted but not exported: %s", self.engine, fault)
+
+
+def _value_without_engine(key: Key) -> float | None:
+    """Of a gauge; None for one that stays."""
+    if "hit_rate" not in key[0]:
+        return 0.0
+    return math.nan if key[-1] == "1m" else None
 
 
 def _apply(numbers: Numbers, sink: EngineSink) -> None:

@@ -3,53 +3,68 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, replace
 
 from pagedcore.errors import PagedCoreError
-from pagedcore.messages import RequestUpdate, failed_update
+from pagedcore.messages import AddRequest, RequestUpdate, failed_update
 from pagedcore.outboxes import Outbox
 from pagedcore.remote.frames import Update, from_wire
 
 
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """One choice that was sent to the engine, where its updates go, and what came back."""
+
+    request: AddRequest
+    """Without its prompt, which may be long."""
+    outbox: Outbox
+    num_tokens: int = 0
+    last: RequestUpdate | None = None
+    """The one that ended it."""
+
+
 class OpenRequests:
-    """Owns the outbox of each open request. Requests may be opened on any thread; updates come on one."""
+    """Owns the open requests. They may be opened on any thread; updates come on one."""
 
     def __init__(self) -> None:
-        self._outboxes: dict[str, Outbox] = {}
+        self._by_id: dict[str, OpenRequest] = {}
         self._lock = threading.Lock()
 
-    def open(self, request_id: str, outbox: Outbox) -> bool:
-        """False for an id that is in use, with nothing changed."""
+    def open(self, request: AddRequest, outbox: Outbox) -> OpenRequest | None:
+        """None for an id that is in use, with nothing changed."""
+        opened = OpenRequest(replace(request, prompt_token_ids=[]), outbox)
         with self._lock:
-            if request_id in self._outboxes:
-                return False
-            self._outboxes[request_id] = outbox
-            return True
+            return opened if self._by_id.setdefault(request.request_id, opened) is opened else None
 
     def is_of(self, request_id: str, outbox: Outbox | None) -> bool:
         """Whether the request is open and this outbox's; None asks for no owner."""
-        return outbox is None or self._outboxes.get(request_id) == outbox
+        found = self._by_id.get(request_id)
+        return outbox is None or (found is not None and found.outbox == outbox)
 
     def deliver(self, items: list[Update]) -> None:
         """Hand each outbox its updates in one list; requests that end by them are closed."""
         batches: dict[Outbox, list[RequestUpdate]] = {}
         latest, batch = None, []
-        find = self._outboxes.get
+        find = self._by_id.get
         for item in items:
-            outbox = find(item.request_id)
-            if outbox is None:
+            opened = find(item.request_id)
+            if opened is None:
                 continue
-            if outbox is not latest:
-                latest, batch = outbox, batches.setdefault(outbox, [])
+            if opened.outbox is not latest:
+                latest, batch = opened.outbox, batches.setdefault(opened.outbox, [])
             update = from_wire(item)
+            opened.num_tokens += len(update.new_token_ids)
             batch.append(update)
             if update.finish_reason is not None:
-                self._outboxes.pop(update.request_id, None)
+                opened.last = update
+                self._by_id.pop(update.request_id, None)
         for outbox, updates in batches.items():
             outbox(updates)
 
-    def fail_all(self, error: PagedCoreError) -> None:
-        """The last update of every open request."""
+    def fail_all(self, error: PagedCoreError) -> list[OpenRequest]:
+        """The last update of every open request. They are returned."""
         with self._lock:
-            outboxes, self._outboxes = self._outboxes, {}
-        for request_id, outbox in outboxes.items():
-            outbox([failed_update(request_id, error)])
+            by_id, self._by_id = self._by_id, {}
+        for request_id, opened in by_id.items():
+            opened.outbox([failed_update(request_id, error)])
+        return list(by_id.values())

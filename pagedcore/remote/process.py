@@ -92,29 +92,33 @@ class Supervised:
         self._config = config.replace(isolation="thread")
         self._module = module
         self._child: ChildProcess | None = None
-        self._restarts = Restarts(time.monotonic)
+        self._ready_s: float | None = None
+        """Since when the present child is ready."""
+        self._restarts = Restarts()
 
     def open(self) -> Link:
         """Start a child and wait until its engine is warm. Raises the error with which that fails there."""
         child = self._child = ChildProcess(self._config, self._module)
-        self._restarts.note_birth()
         try:
-            return Link(child.socket, config=self._config)
+            link = Link(child.socket, config=self._config)
         except EngineUnreachableError as error:
             child.end(EXIT_TIMEOUT_S)
             raise EngineError(f"The engine process {child.epitaph()} before it was ready. {_quoted(child)}") from error
         except BaseException:
             child.end(EXIT_TIMEOUT_S)
             raise
+        self._ready_s = time.monotonic()
+        return link
 
     def reopen(self, stop: threading.Event) -> Link | None:
-        """Start another child, with a pause that grows. Raises `EngineError` after several quick deaths."""
+        """Start another child, with a pause that grows. Raises `EngineError` where several in a row die soon."""
         reason = self.explain_loss()
         while True:
-            delay_s = self._restarts.note_death()
-            if delay_s is None:
+            delay_s = self._restarts.note_death(0.0 if self._ready_s is None else time.monotonic() - self._ready_s)
+            self._ready_s = None
+            if self._restarts.is_hopeless:
                 raise EngineError(
-                    f"{reason} It died {self._restarts.num_quick_deaths} times soon after its start and is given up. {self._last()}"
+                    f"{reason} It died {self._restarts.num_failures} times soon after its start and is given up. {self._last()}"
                 )
             if stop.wait(delay_s):
                 return None

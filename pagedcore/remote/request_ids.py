@@ -29,11 +29,15 @@ class EngineIds:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.groups: set[str] = set()
+        self.groups: dict[str, ClientIds] = {}
+        """The engine's id -> whose it is."""
 
-    def has(self, group_id: str) -> bool:
-        """Whether the id, or that of a choice of the one or the other, is one that a client has open."""
-        return any(group_id == group or group_id.startswith(f"{group}#") or group.startswith(f"{group_id}#") for group in self.groups)
+    def has_of_others(self, group_id: str, client: ClientIds) -> bool:
+        """Whether the id, or that of a choice of the one or the other, is one that another client has open."""
+        return any(
+            owner is not client and (group_id == group or group_id.startswith(f"{group}#") or group.startswith(f"{group_id}#"))
+            for group, owner in self.groups.items()
+        )
 
 
 class ClientIds:
@@ -93,8 +97,8 @@ class ClientIds:
             return [engine_id for engine_id, _ in self._open.values()]
 
     def _open_group(self, group_id: str) -> _Group:
-        suffix = f"~{uuid.uuid4().hex[:8]}" if self._engine.has(group_id) else ""
-        self._engine.groups.add(group_id + suffix)
+        suffix = f"~{uuid.uuid4().hex[:8]}" if self._engine.has_of_others(group_id, self) else ""
+        self._engine.groups[group_id + suffix] = self
         group = self._groups[group_id] = _Group(group_id, suffix)
         return group
 
@@ -106,6 +110,6 @@ class ClientIds:
             group.num_open -= 1
             if not group.num_open:
                 del self._groups[group.group_id]
-                self._engine.groups.discard(group.group_id + group.suffix)
+                del self._engine.groups[group.group_id + group.suffix]
             if self._renamed.pop(engine_id, None) is not None:
                 self._ended.append((request_id, engine_id))

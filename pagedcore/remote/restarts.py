@@ -1,31 +1,27 @@
-"""When a process that died is started again, and when no more."""
+"""When a process that died is started again, and when that is of no use any more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
-QUICK_DEATH_S = 60.0
-"""A life shorter than this counts towards giving up."""
-MAX_QUICK_DEATHS = 4
+MAX_DOUBLINGS = 16
+SHORT_LIFE_S = 60.0
+"""Ready for less than this counts towards giving up, and never ready does too."""
+MAX_FAILURES = 4
 
 
 class Restarts:
-    """Owns the count of quick deaths in a row."""
+    """Owns how often in a row one process has failed: it ended before it was ready, or soon after."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._born_s = clock()
-        self.num_quick_deaths = 0
+    def __init__(self) -> None:
+        self.num_failures = 0
 
-    def note_birth(self) -> None:
-        self._born_s = self._clock()
+    def note_death(self, lived_s: float) -> float:
+        """Seconds to wait before the next start, twice as long each time. `lived_s` is how long it was ready, 0 for never."""
+        self.num_failures = self.num_failures + 1 if lived_s < SHORT_LIFE_S else 1
+        return float(min(FIRST_DELAY_S * 2 ** min(self.num_failures - 1, MAX_DOUBLINGS), MAX_DELAY_S))
 
-    def note_death(self) -> float | None:
-        """Seconds to wait before the next start; None to give up."""
-        is_quick = self._clock() - self._born_s < QUICK_DEATH_S
-        self.num_quick_deaths = self.num_quick_deaths + 1 if is_quick else 1
-        if self.num_quick_deaths >= MAX_QUICK_DEATHS:
-            return None
-        return float(min(FIRST_DELAY_S * 2 ** (self.num_quick_deaths - 1), MAX_DELAY_S))
+    @property
+    def is_hopeless(self) -> bool:
+        """It has failed so often that the next start would, too."""
+        return self.num_failures >= MAX_FAILURES

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedcore.errors import ConfigError, InvalidRequestError, UnsupportedFeatureError
+from pagedcore.long_lists import discard
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -46,7 +48,16 @@ class ChatTemplate:
             options["add_generation_prompt"] = bool(kwargs.get("add_generation_prompt", False))
             _mark_end(conversation, options)
         text = _render(self._source(bool(options["tools"])), {**options, "messages": conversation})
+        discard(conversation)
         return _cut_at_mark(text) if continues else text
+
+    def compile(self) -> None:
+        """Do now what the first conversation would have to wait for. What is wrong with a template is told to those who use it."""
+        from jinja2 import TemplateError
+
+        for source in self._sources.values():
+            with suppress(TemplateError):
+                _compile(source)
 
     def source(self, *, with_tools: bool) -> str | None:
         """The text of the template that a conversation, or one with tools, is rendered by."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedcore.errors import CheckpointError, InvalidRequestError, MissingExtraError, ModelSourceError
+from pagedcore.extras import pip_command
 from pagedcore.text.chat_template import ChatTemplate, load_chat_template
+from pagedcore.text.cuts import PART_CHARS, has_cuts, parts_of
 from pagedcore.text.detokenizer import Detokenizer
 from pagedcore.text.pieces import Pieces, piece_rules
 
@@ -31,6 +34,7 @@ class Tokenizer:
         rules = piece_rules(backend)
         self.pieces = None if rules is None else Pieces(backend, rules)
         """What each token adds to a text; None when the decoder does not work token by token."""
+        self._may_cut = has_cuts(backend)
 
     @property
     def vocab_size(self) -> int:
@@ -52,11 +56,23 @@ class Tokenizer:
         """The text of a tokenizer.json that means the same."""
         return self._backend.to_str()
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None) -> list[int]:
         """Token ids of a text; `add_special_tokens` adds what the tokenizer's post-processor adds.
 
-        Other threads run meanwhile. Raises `InvalidRequestError` for text that is not valid Unicode.
+        Other threads run meanwhile. A long text that can be cut is left as soon as it has more than `max_prompt_tokens`: the engine
+        refuses what it gets, and counts that. Raises `InvalidRequestError` for text that is not valid Unicode.
         """
+        if len(text) <= PART_CHARS or not self._may_cut:
+            return self._encode(text, add_special_tokens)
+        before, after = self._added_around if add_special_tokens else ([], [])
+        token_ids = list(before)
+        for part in parts_of(text):
+            token_ids += self._encode(part, add_special_tokens=False)
+            if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
+                break
+        return token_ids + after
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             # The batch call, unlike the single one, releases the interpreter's lock.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -64,6 +80,14 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"The prompt must be valid Unicode text, got {text[:40]!a} (a lone surrogate cannot be encoded).", param="prompt"
             ) from None
+
+    @cached_property
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        """What the post-processor adds before and after a text."""
+        plain = self._encode("a", add_special_tokens=False)
+        around = self._encode("a", add_special_tokens=True)
+        start = next(at for at in range(len(around)) if around[at : at + len(plain)] == plain)
+        return around[:start], around[start + len(plain) :]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all these tokens; ids that the tokenizer does not have add nothing.
@@ -84,6 +108,10 @@ class Tokenizer:
         Raises `InvalidRequestError` without a template, or when it refuses the messages.
         """
         return self._template.render(messages, self._special_tokens, template_kwargs)
+
+    def compile_templates(self) -> None:
+        """Compile the chat templates, for which the first conversation would wait a tenth of a second."""
+        self._template.compile()
 
     def chat_template(self, *, with_tools: bool) -> str | None:
         """The text of the template, which for conversations with tools may be another one; None where there is none."""
@@ -135,7 +163,7 @@ def _convert_with_transformers(folder: Path) -> Backend:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise MissingExtraError(
-            f"{folder} holds no tokenizer.json, and what converts its files is not here: pip install 'pagedcore[transformers]'."
+            f"{folder} holds no tokenizer.json, and what converts its files is not here: {pip_command('transformers')}."
         ) from error
     remedy = "pass tokenizer= a folder or name that has a tokenizer.json"
     try:

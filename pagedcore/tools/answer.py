@@ -78,7 +78,8 @@ class AnswerParser:
 
     @property
     def has_calls(self) -> bool:
-        return self._calls is not None and self._calls.has_calls
+        """There are some and none was cut off, by a stop string or by the model itself."""
+        return self._calls is not None and self._calls.has_calls and not self._calls.is_in_call
 
     def push(self, text: str, *, is_last: bool) -> list[Part]:
         """What is certain now; after the last text, everything."""

@@ -81,10 +81,10 @@ def _definitions(tools: object) -> list[Tool]:
 def _tool(entry: object, where: str) -> Tool:
     if not isinstance(entry, Mapping):
         raise InvalidRequestError(f'{where} is {shown(entry)} and must be {{"type": "function", "function": ...}}.', param=where)
-    check_fields(entry, known=("type", "function"), not_offered={}, where=f"{where}.")
     if entry.get("type") != "function":
         kind = shown(entry.get("type"))
         raise UnsupportedFeatureError(f"{where}.type is {kind}; this server offers functions only.", param=f"{where}.type")
+    check_fields(entry, known=("type", "function"), not_offered={}, where=f"{where}.")
     function, where = entry.get("function"), f"{where}.function"
     if not isinstance(function, Mapping):
         raise InvalidRequestError(f"{where} is {shown(function)} and must be an object with a name.", param=where)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pagedcore.client import TextFront
 from pagedcore.errors import InvalidRequestError, UnsupportedFeatureError
+from pagedcore.long_lists import discard
 from pagedcore.shown import shown
 from pagedcore.tools.fields import Neutral, check_fields
 
@@ -50,7 +51,10 @@ def render(
         kwargs["continue_final_message"] = True
     if tools is not None:
         kwargs["tools"] = [dict(tool) for tool in tools]
-    return text.render_chat([_message(index, message) for index, message in enumerate(messages)], **kwargs)
+    read = [_message(index, message) for index, message in enumerate(messages)]
+    rendered = text.render_chat(read, **kwargs)
+    discard(read)
+    return rendered
 
 
 def _adds_generation_prompt(options: TemplateOptions) -> bool:

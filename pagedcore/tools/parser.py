@@ -42,6 +42,11 @@ class ToolCallParser:
     def has_calls(self) -> bool:
         return self._num_calls > 0
 
+    @property
+    def is_in_call(self) -> bool:
+        """The last call is out in part: at the end of the text, it was cut off."""
+        return self._num_sent is not None
+
     def push(self, text: str) -> list[Part]:
         """What is certain now."""
         self._text += text

@@ -110,8 +110,12 @@ class History:
             life,
             events=list(life.events),
             waited_s=self._waits.waited_s(life, self._clock()),
-            report=self._find_report(life.request.request_id),
+            report=self._report_of(life),
         )
+
+    def _report_of(self, life: Life) -> CacheReport | None:
+        """None before it was looked up: what is known under its id is then of an earlier request."""
+        return None if life.admitted_s is None else self._find_report(life.request.request_id)
 
     def _arrived(self, event: Arrived) -> None:
         life = begin_life(event.request, event.now_s)
@@ -131,8 +135,9 @@ class History:
     def _passed_over(self, event: PassedOver) -> None:
         life = self._running.get(event.request_id)
         if life is not None:
-            self._waits.pass_over(life, event.now_s)
-            life.note("passed_over", event.now_s)
+            self._waits.pass_over(life, event.now_s, event.reason)
+            if event.reason is not None:
+                life.note("passed_over", event.now_s)
 
     def _chunk(self, event: PrefillChunk) -> None:
         life = self._running.get(event.request_id)
@@ -173,6 +178,6 @@ class History:
         else:
             return
         self._waits.end(life, event.now_s)
-        life.end(event, self._find_report(event.request.request_id))
+        life.end(event, self._report_of(life))
         self._ended.append(life)
         self._just_ended.append(life)

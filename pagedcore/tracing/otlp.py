@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pagedcore.errors import MissingExtraError
+from pagedcore.extras import pip_command
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -28,7 +29,7 @@ def otlp_provider(endpoint: str, engine: str) -> TracerProvider:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise MissingExtraError(
-            f"otlp_endpoint={endpoint!r} needs OpenTelemetry, which is not installed; install it with: pip install 'pagedcore[otel]'."
+            f"otlp_endpoint={endpoint!r} needs OpenTelemetry, which is not installed; install it with: {pip_command('otel')}."
         ) from error
     service = os.environ.get("OTEL_SERVICE_NAME", "pagedcore")
     provider = SdkTracerProvider(resource=Resource.create({"service.name": service, "service.instance.id": engine}), shutdown_on_exit=False)

@@ -55,10 +55,12 @@ class WaitBook:
         """It waits for a plan to look at it."""
         self._unseen[life] = None
 
-    def pass_over(self, life: Life, now_s: float) -> None:
-        """A plan found no room for it and went on to others: from now on it waits for blocks."""
+    def pass_over(self, life: Life, now_s: float, reason: str | None) -> None:
+        """A plan went on to others: from now on it waits for this; None: it is among the others again, for a plan that is being made."""
         self._count(life, now_s)
-        life.wait = Wait(now_s, "blocks")
+        life.wait = Wait(now_s, reason or NEXT_STEP)
+        if reason is None:
+            self._unseen[life] = None
 
     def end(self, life: Life, now_s: float) -> None:
         """It waits no more; nothing changes for one that did not wait."""

@@ -19,6 +19,7 @@ from pagedcore.messages import RequestUpdate
 from pagedcore_adapters._bentoml_native import NOT_ANSWERED, ChatBody, GenerateBody
 from support.bentoml_served import client_of, served, service_on_fake_engine, warning_of_bentoml
 from support.fake_engine import ANSWER, FakeLoop
+from support.served import post_and_leave
 
 pytestmark = warning_of_bentoml
 
@@ -140,6 +141,22 @@ def test_a_value_out_of_range_is_an_error_of_openais_shape(door: Door, path: str
     }
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("POST", "/v1/embeddings", 404, "There is no route POST /v1/embeddings: the model generates text and makes no embeddings."),
+        ("GET", "/nope", 404, "There is no route GET /nope."),
+        ("GET", "/generate", 405, "/generate does not take GET; it takes POST."),
+        ("GET", "/v1/completions", 405, "/v1/completions does not take GET; it takes POST."),
+    ],
+)
+def test_what_no_route_takes_is_an_error_of_openais_shape(door: Door, method: str, path: str, status: int, message: str) -> None:
+    reply = httpx.request(method, door.url + path, timeout=30)
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"] == message
+    assert reply.headers["X-Request-Id"]
+
+
 def test_bentomls_client_raises_the_sentence(door: Door) -> None:
     with client_of(door.url, token=KEY) as client:
         with pytest.raises(InvalidArgument, match=r"temperature is -1\.0 and must be between 0 and 100"):
@@ -199,8 +216,7 @@ def test_a_client_that_leaves_a_stream_ends_the_request(door: Door, path: str) -
 
 @pytest.mark.parametrize("path", ["/generate", "/chat"])
 def test_a_client_that_stops_waiting_for_a_reply_ends_the_request(door: Door, path: str) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(door.url + path, json=body_of(path, max_tokens=ENDLESS), headers=HEADERS, timeout=httpx.Timeout(30, read=0.5))
+    post_and_leave(door.url + path, body_of(path, max_tokens=ENDLESS), lambda: door.loop.requests, HEADERS)
     assert door.loop.wait_until(lambda: len(door.loop.aborted) == 1)
 
 

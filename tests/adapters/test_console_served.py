@@ -35,7 +35,7 @@ def test_two_workers_answer_and_a_hung_one_is_named_in_time(tmp_path: Path) -> N
     port = free_port()
     script = str(ROOT / "tests" / "support" / "fake_litserve_app.py")
     with serve([script, str(port), "2", "2", "good"], tmp_path / "server.log", port=port) as served:
-        wait_until(lambda: engines(served) == ["0", "1"], 30, "two warm workers")
+        wait_until(lambda: engines(served) == ["0", "1"], 60, "two warm workers")
         assert ask(served, 4, "r").status_code == 200
         assert served.get("/v1/requests").json()["object"] == "list"
         assert served.get("/v1/cache/explain/nobody").json()["error"]["code"] == "request_not_found"
@@ -50,7 +50,7 @@ def test_two_workers_answer_and_a_hung_one_is_named_in_time(tmp_path: Path) -> N
             assert (response.status_code, response.json()["error"]["code"]) == (504, "no_answer")
         finally:
             os.kill(stopped, signal.SIGCONT)
-        wait_until(lambda: engines(served) == ["0", "1"], 20, "both answer again")
+        wait_until(lambda: engines(served) == ["0", "1"], 60, "both answer again")
 
 
 def test_an_open_page_does_not_keep_a_server_from_stopping(tmp_path: Path) -> None:

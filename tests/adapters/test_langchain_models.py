@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AIMessageChunk, ChatMessage, FunctionMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -424,6 +425,39 @@ def test_traces_name_provider_model_and_sampling(fake: Fake) -> None:
         7,
         ["x"],
     )
+
+
+@MODELS
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "SmolLM2-135M-Instruct"),
+        ({"model": "/models/other"}, "/models/other"),
+        ({"model": "/models/other", "served_model_name": "mine"}, "mine"),
+        ({"served_model_name": ("mine", "yours")}, "mine"),
+    ],
+)
+def test_the_name_of_a_shared_engine_is_the_one_of_its_settings(kind: Any, settings: dict[str, Any], name: str) -> None:
+    model = kind(engine_config=settings)
+    assert model.served_name() == name
+    assert model._get_ls_params()["ls_model_name"] == name
+
+
+@MODELS
+@pytest.mark.parametrize("settings", [{"model": "/models/other"}, {"chat_template": "{{ messages[0].content }}"}, {"dtype": "float16"}])
+def test_a_cached_answer_is_never_given_for_an_engine_of_other_settings(
+    fake: Fake, kind: Any, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagedcore_adapters._langchain_model.shared_engine", lambda config: fake[0])
+    cache = InMemoryCache()
+    models = [kind(engine_config=settings, cache=cache, max_tokens=1), kind(cache=cache, max_tokens=1)]
+    for model in [*models, *models]:
+        model.invoke("a")
+    assert len(fake[1].requests) == 2
+
+
+def test_no_prompts_are_no_answers(fake: Fake) -> None:
+    assert PagedCoreLLM(engine=fake[0]).generate([]).generations == []
 
 
 def test_stats_are_the_engines(fake: Fake) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -15,12 +17,16 @@ import pytest
 
 from pagedcore import ConfigError, EngineClosedError, EngineConfig, SamplingParams
 from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, RequestUpdate
+from pagedcore.openai import ServerSettings
 from pagedcore_adapters import _litserve_placement as placement
 from pagedcore_adapters import _litserve_plain_api, litserve_api
 from pagedcore_adapters import _prometheus_dir as prometheus_dir
 from pagedcore_adapters._litserve_address import check_address
 from pagedcore_adapters._litserve_messages import Drain, Sender, Traffic, WorkerFacts, WorkerLost, WorkerReady
+from pagedcore_adapters._litserve_processes import handler_of_signals
+from pagedcore_adapters._litserve_server import PagedServer, ServerOptions
 from pagedcore_adapters._litserve_worker import WorkerBridge
+from pagedcore_adapters._litserve_worker_api import WorkerAPI
 from support.fake_engine import ANSWER, FakeLoop, make_byte_tokenizer
 from support.served import wait_until
 
@@ -63,6 +69,10 @@ def started(loop: FakeLoop) -> FakeLoop:
     return loop
 
 
+def no_message(block: bool = True, timeout: float | None = None) -> Any:
+    raise queue.Empty
+
+
 def test_updates_go_back_to_the_api_server_that_asked_one_message_a_step_at_most(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     loop._is_gathering, loop.gather = True, 3
@@ -93,6 +103,16 @@ def test_a_worker_whose_engine_has_ended_ends_too_and_says_why(tmp_path: Path) -
         make_bridge(loop, inbox, lambda *_: None).serve()
 
 
+def test_a_worker_looks_after_its_engine_at_each_turn_also_while_nothing_comes(tmp_path: Path) -> None:
+    loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
+    inbox, looks = Inbox(), []
+    bridge = make_bridge(loop, inbox, lambda *_: None)
+    bridge._look = lambda: looks.append(len(looks)) or (len(looks) == 3 and bridge.stop_when_idle())  # type: ignore[func-returns-value]
+    inbox.get = no_message  # type: ignore[method-assign]
+    bridge.serve()
+    assert looks == [0, 1, 2]
+
+
 def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Path) -> None:
     loop = started(FakeLoop(make_byte_tokenizer(tmp_path)))
     sent: list[RequestUpdate] = []
@@ -101,7 +121,7 @@ def test_a_request_that_a_closed_engine_cannot_take_gets_its_error(tmp_path: Pat
     loop.close()
     bridge._take()
     bridge._take()
-    wait_until(lambda: sent, 5, "the error's update")
+    wait_until(lambda: sent, 60, "the error's update")
     assert [(update.request_id, type(update.error)) for update in sent] == [("a", EngineClosedError)]
 
 
@@ -293,3 +313,28 @@ def test_a_given_metrics_folder_is_used_and_made(monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "a" / "b").is_dir()
     text, content_type = prometheus_dir.multiprocess_metrics()
     assert (text, content_type.split(";")[0]) == (b"", "text/plain")
+
+
+def end_slowly(server: PagedServer, said: Any) -> None:
+    """The body of a child that is told to end, and told again while it does."""
+    with handler_of_signals(server._stop):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            said.send("it goes on")
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(os.getpid(), number)
+            said.send("it has ended in order")
+
+
+def test_a_child_of_the_server_ends_once_whatever_signals_follow() -> None:
+    server = PagedServer(WorkerAPI(EngineConfig()), ServerSettings(), placement.Placement("cpu", 1), ServerOptions())
+    heard, said = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=end_slowly, args=(server, said))
+    child.start()
+    said.close()
+    assert heard.poll(60)
+    assert heard.recv() == "it has ended in order"
+    child.join(60)
+    assert child.exitcode == 0
+    heard.close()

@@ -14,8 +14,9 @@ from pagedcore.routing.prefix_keys import prefix_keys
 from pagedcore.routing.router import RoutingPolicy
 from pagedcore_adapters._litserve_client import WorkerClient
 from pagedcore_adapters._litserve_gossip import Gossip
-from pagedcore_adapters._litserve_messages import Drain, Sender, Traffic, WorkerFacts, WorkerLost, WorkerReady
+from pagedcore_adapters._litserve_messages import Drain, Sender, Traffic, WorkerAway, WorkerFacts, WorkerLost, WorkerReady
 from pagedcore_adapters._litserve_pool import WorkerPool
+from pagedcore_adapters._litserve_presence import Presence
 
 ALL_EQUAL = RoutingPolicy(max_load_factor=1.0, free_load=1)
 
@@ -190,6 +191,22 @@ def test_all_workers_ready_is_said_or_which_is_not() -> None:
     pool.workers.check_all_ready()
 
 
+def test_a_worker_whose_engine_is_away_gets_no_more_fails_its_requests_itself_and_knows_no_prefix_when_it_is_back() -> None:
+    pool, controls = make_pool(policy=RoutingPolicy())
+    prompt = list(range(9))
+    pool.send(make_add("a", prompt=prompt))
+    pool.note([last_update("a")])
+    (worker_id,) = [one for one, control in enumerate(controls) if control.items]
+    pool.send(make_add("b", prompt=prompt))
+    assert pool.note_worker(WorkerAway(worker_id, "it was killed")) == []
+    pool.send(make_add("c", prompt=prompt))
+    assert controls[1 - worker_id].sent == ["c"]
+    pool.note([last_update("b"), last_update("c")])
+    assert pool.note_worker(WorkerReady(worker_id)) == []
+    pool.send(make_add("d", prompt=prompt))
+    assert controls[1 - worker_id].sent == ["c", "d"], "the other one has the prefix now"
+
+
 def test_giving_up_aborts_each_open_request_where_it_is() -> None:
     pool, controls = make_pool()
     for name in "abc":
@@ -299,6 +316,42 @@ async def test_ready_needs_all_workers_and_alive_one(monkeypatch: pytest.MonkeyP
     client.receive(WorkerReady(0, 1))
     client.receive(WorkerReady(1, 1))
     assert await client.is_ready()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_whose_engine_is_away_is_not_ready_and_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = await started_client(monkeypatch)
+    client.receive(WorkerAway(1, "The engine process 5 was killed."))
+    with pytest.raises(EngineClosedError, match=r"1 of 2 .* are ready: 1 waits for its engine \(The engine process 5 was killed\.\)\."):
+        await client.is_ready()
+    client.receive(WorkerAway(0, "It was killed, too."))
+    with pytest.raises(EngineClosedError, match="No worker process can take a request: 0 waits for its engine"):
+        await outputs_of(client, "a")
+    assert await client.is_alive(), "its worker starts it again"
+    client.receive(WorkerLost(1, "exit code 1"))
+    with pytest.raises(EngineClosedError, match=r"0 waits for its engine .* 1 starts again after it ended"):
+        await client.is_ready()
+    client.receive(WorkerLost(0, "exit code 1"))
+    with pytest.raises(EngineClosedError, match="0 starts again after it ended"):
+        await client.is_alive()
+    client.receive(WorkerReady(0, 1))
+    client.receive(WorkerReady(1, 1))
+    assert await client.is_ready()
+
+
+def test_a_worker_tells_when_its_engine_goes_and_comes_and_nothing_between() -> None:
+    told: list[Any] = []
+    reasons = [None, None, "lost", "lost", "killed", None, None]
+
+    def check() -> None:
+        if reasons[0] is not None:
+            raise EngineClosedError(reasons[0])
+
+    presence = Presence(4, 2, check, told.append)
+    while reasons:
+        presence.look()
+        del reasons[0]
+    assert told == [WorkerReady(4, 2), WorkerAway(4, "lost"), WorkerAway(4, "killed"), WorkerReady(4, 2)]
 
 
 @pytest.mark.asyncio

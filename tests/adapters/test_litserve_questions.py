@@ -151,7 +151,7 @@ def test_a_worker_answers_to_the_api_server_that_asked_with_the_content_or_its_e
     answerer = Answerer(inspect, lambda queue_id, answer: sent.append((queue_id, answer)))
     answerer.take(0, Question(5, "stats", {"limit": 2}))
     answerer.take(1, Question(5, "weather", {}))
-    wait_until(lambda: len(sent) == 2, 10, "two answers")
+    wait_until(lambda: len(sent) == 2, 60, "two answers")
     by_server = dict(sent)
     assert by_server[0] == Answer(5, {"name": "stats", "limit": 2})
     assert isinstance(by_server[1].content, InvalidRequestError)
@@ -169,10 +169,10 @@ def test_a_slow_answer_does_not_hold_up_the_next(caplog: pytest.LogCaptureFixtur
     answerer = Answerer(inspect, lambda _, answer: sent.append(answer))
     answerer.take(0, Question(1, "advice", {}))
     answerer.take(0, Question(2, "stats", {}))
-    wait_until(lambda: sent, 10, "the quick answer")
+    wait_until(lambda: sent, 60, "the quick answer")
     assert [answer.number for answer in sent] == [2]
     gate.set()
-    wait_until(lambda: len(sent) == 2, 10, "the slow answer")
+    wait_until(lambda: len(sent) == 2, 60, "the slow answer")
     answerer.close()
 
 
@@ -185,7 +185,7 @@ def test_a_fault_while_answering_is_logged_and_the_worker_goes_on(caplog: pytest
     answerer = Answerer(inspect, lambda _, answer: sent.append(answer))
     answerer.take(0, Question(1, "", {}))
     answerer.take(0, Question(2, "ab", {}))
-    wait_until(lambda: sent and "A question was not answered" in caplog.text, 10, "a log line and the second answer")
+    wait_until(lambda: sent and "A question was not answered" in caplog.text, 60, "a log line and the second answer")
     assert sent == [Answer(2, {"value": 0.5})]
     answerer.close()
 

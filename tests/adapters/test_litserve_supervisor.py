@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -17,7 +18,7 @@ from pagedcore_adapters import _litserve_server
 from pagedcore_adapters._litserve_messages import WorkerLost
 from pagedcore_adapters._litserve_placement import Placement
 from pagedcore_adapters._litserve_server import PagedServer, ServerOptions
-from pagedcore_adapters._litserve_supervisor import FailedStarts, Supervisor
+from pagedcore_adapters._litserve_supervisor import Supervisor
 from pagedcore_adapters._litserve_worker_api import WorkerAPI
 
 
@@ -96,15 +97,6 @@ def test_a_stopped_watch_starts_nothing() -> None:
     supervisor.run()
 
 
-def test_the_pause_doubles_with_each_start_that_fails_up_to_a_minute_and_a_life_makes_it_short_again() -> None:
-    failed = FailedStarts()
-    counts = [failed.note_end(0, was_ready=False) for _ in range(8)]
-    assert [failed.pause_s(count) for count in counts] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert failed.note_end(1, was_ready=False) == 1
-    assert failed.pause_s(failed.note_end(0, was_ready=True)) == 0.0
-    assert failed.note_end(0, was_ready=False) == 1
-
-
 # ---- what a server does when it is told
 
 
@@ -116,7 +108,7 @@ def make_server(monkeypatch: pytest.MonkeyPatch, *ready: int) -> tuple[PagedServ
     buried: list[int] = []
     monkeypatch.setattr(_litserve_server, "forget_process", buried.append)
     server = PagedServer(WorkerAPI(EngineConfig()), ServerSettings(), Placement("cpu", 1), ServerOptions(workers_per_device=2))
-    server.lit_api.num_api_servers, server.lit_api.ready = 2, dict.fromkeys(ready, True)
+    server.lit_api.num_api_servers, server.lit_api.ready = 2, dict.fromkeys(ready, time.monotonic())
     server._shutdown_event = threading.Event()
     told: list[tuple[int, Any]] = []
     server.send_to_api_server = lambda queue_id, news: told.append((queue_id, news))  # type: ignore[method-assign]
@@ -125,7 +117,7 @@ def make_server(monkeypatch: pytest.MonkeyPatch, *ready: int) -> tuple[PagedServ
 
 def test_every_api_server_hears_who_ended_and_why_and_its_gauges_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     server, told, buried = make_server(monkeypatch, 0, 1)
-    assert server.on_worker_death(1, Process()) == 0.0  # type: ignore[arg-type]
+    assert server.on_worker_death(1, Process()) == 0.5  # type: ignore[arg-type]
     assert told == [(queue_id, WorkerLost(1, "exit code -9")) for queue_id in (0, 1)]
     assert buried == [123]
     assert list(server.lit_api.ready) == [0]
@@ -140,19 +132,28 @@ def test_a_worker_that_ends_with_the_server_is_let_go(monkeypatch: pytest.Monkey
 
 def test_a_worker_that_cannot_start_again_is_tried_for_ever_while_another_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     server, told, _ = make_server(monkeypatch, 0)
-    for pause_s in (1.0, 2.0, 4.0, 8.0):
+    for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0):
         server.lit_api.failures[1] = ConfigError("there is no memory left.")
         assert server.on_worker_death(1, Process()) == pause_s  # type: ignore[arg-type]
     assert told[-1] == (1, WorkerLost(1, "there is no memory left."))
     assert not server._shutdown_event.is_set()
 
 
+def test_a_worker_that_was_ready_for_long_starts_again_as_if_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, _, _ = make_server(monkeypatch)
+    for _ in range(10):
+        server.lit_api.ready[1] = time.monotonic() - 1000.0
+        assert server.on_worker_death(1, Process()) == 0.5  # type: ignore[arg-type]
+    server.lit_api.ready[1] = time.monotonic() + 1000.0
+    assert server.on_worker_death(1, Process()) == 1.0, "it ended as soon as it was ready"  # type: ignore[arg-type]
+
+
 def test_a_server_whose_last_worker_cannot_start_again_ends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     server, _, _ = make_server(monkeypatch)
     pauses = []
-    for _ in range(3):
+    for _ in range(4):
         server.lit_api.failures[1] = ConfigError("there is no memory left.")
         pauses.append(server.on_worker_death(1, Process()))  # type: ignore[arg-type]
-    assert pauses == [1.0, 2.0, None]
+    assert pauses == [0.5, 1.0, 2.0, None]
     assert server._shutdown_event.is_set()
-    assert server._ended_by_itself == ["Worker process 1 could not be started 3 times in a row: there is no memory left."]
+    assert server._ended_by_itself == ["Worker process 1 ended 4 times soon after its start: there is no memory left."]

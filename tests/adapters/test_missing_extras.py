@@ -41,7 +41,7 @@ def test_the_error_names_the_extra(module: str, framework: str, extra: str) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{framework} is not installed and this adapter needs it; install it with: pip install 'pagedcore[{extra}]'.\n"
+    assert done.stdout == f"{framework} is not installed and this adapter needs it; install it with: pip install -e '.[{extra}]'.\n"
 
 
 def test_a_framework_that_is_there_and_broken_keeps_its_own_error() -> None:

@@ -44,8 +44,8 @@ def test_import_linter_keeps_every_contract() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_core_imports_the_standard_library_the_host_tier_and_four_plain_modules_only() -> None:
-    modules = ("core", "host_tier", "errors", "sampling_params", "outputs", "messages")
+def test_core_imports_the_standard_library_two_plain_rooms_and_four_plain_modules_only() -> None:
+    modules = ("core", "host_tier", "tenancy", "errors", "sampling_params", "outputs", "messages")
     allowed = {f"pagedcore.{name}" for name in modules}
     for path in python_files(ROOT / "pagedcore" / "core"):
         for module in imported_modules(path):
@@ -53,10 +53,12 @@ def test_core_imports_the_standard_library_the_host_tier_and_four_plain_modules_
             assert is_allowed, f"{path.name} imports {module}"
 
 
-def test_the_host_tier_imports_the_standard_library_only() -> None:
-    for path in python_files(ROOT / "pagedcore" / "host_tier"):
-        seen = {module for module in imported_modules(path) if not module.startswith("pagedcore.host_tier.")}
-        assert {module.split(".")[0] for module in seen} <= sys.stdlib_module_names, f"{path.name} imports {sorted(seen)}"
+@pytest.mark.parametrize(("folder", "allowed"), [("tenancy", {"tenancy", "errors", "shown"}), ("host_tier", {"host_tier", "tenancy"})])
+def test_what_the_core_stands_on_imports_the_standard_library_and_little_else(folder: str, allowed: set[str]) -> None:
+    for path in python_files(ROOT / "pagedcore" / folder):
+        for module in imported_modules(path):
+            is_allowed = module.split(".")[0] in sys.stdlib_module_names or module.split(".")[1:2][0] in allowed
+            assert is_allowed, f"{path.name} imports {module}"
 
 
 @pytest.mark.parametrize(

@@ -366,5 +366,5 @@ def _stop() -> None:
 
 def test_without_litserve_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pagedcore\[litserve\]"), local_server.local_server(EngineConfig()):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[litserve\]"), local_server.local_server(EngineConfig()):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pagedcore.commands.bench.outputs import Outputs
 from pagedcore.commands.bench.plots import check_plot_file, draw, make_figure
 from pagedcore.commands.bench.results import Results, write_json
 from pagedcore.errors import ConfigError, MissingExtraError
+from pagedcore.extras import pip_command
 from support.bench_runs import ALL, latency_point, results, serve_point, throughput_point
 
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="the extra plot is not installed")
@@ -125,5 +127,5 @@ def test_an_earlier_run_is_drawn_beside(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r'pip install "pagedcore\[plot\]"'):
+    with pytest.raises(MissingExtraError, match=re.escape(pip_command("plot"))):
         check_plot_file(Path("plot.png"))

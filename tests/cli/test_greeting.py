@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pagedcore.commands.greeting import base_url, greeting
+from pagedcore.commands.greeting import greeting
+from pagedcore.http.address import announcement, base_url
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,13 @@ from pagedcore.commands.greeting import base_url, greeting
 )
 def test_the_address_to_type(host: str, url: str) -> None:
     assert base_url(host, 8000) == url
+
+
+def test_one_line_says_what_is_served_and_where_operators_look() -> None:
+    served = "pagedcore serves m at http://127.0.0.1:1/v1."
+    operators = " Live page: http://127.0.0.1:1/ui, metrics: http://127.0.0.1:1/metrics."
+    assert announcement("0.0.0.0", 1, "m", has_operator_routes=True) == f"{served}{operators} Stop: Ctrl-C"
+    assert announcement("0.0.0.0", 1, "m", has_operator_routes=False) == f"{served} Stop: Ctrl-C"
 
 
 def test_the_greeting_asks_for_a_key_only_where_there_is_one() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pagedcore.commands.machine import Device, read_machine, version_of
+from pagedcore.commands.machine import Device, read_machine
 from pagedcore.commands.recommendation import EMBEDDED_SHAPE, GIB, ModelShape, read_shape, recommend
+from pagedcore.extras import version_of
 
 pytestmark = pytest.mark.needs_torch
 

@@ -55,6 +55,15 @@ def test_a_request_that_was_never_looked_up_is_not_known() -> None:
     assert excerpts.find("a") is excerpts.find("unseen") is None
 
 
+def test_a_retry_that_was_never_looked_up_is_not_explained_by_the_first_try() -> None:
+    excerpts, retry = Excerpts(), make_add("a")
+    serve(excerpts, make_add("a"))
+    record(excerpts, Arrived(retry, 0.0))
+    assert excerpts.find("a") is None
+    record(excerpts, make_finished(retry, 0.0, status="aborted"))
+    assert excerpts.find("a") is None
+
+
 def test_the_end_of_a_refused_duplicate_does_not_end_the_open_request() -> None:
     excerpts, request = Excerpts(), make_add("a", tenant="t")
     record(excerpts, Arrived(request, 0.0), Admitted("a", 0.0, make_lookup("x", "y")))

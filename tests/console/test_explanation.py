@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
+
+import pytest
 
 from pagedcore.console.explanation import cache_object, explain, for_tenant, miss_for_tenant
 from pagedcore.outputs import CacheReport
@@ -56,10 +60,27 @@ def test_a_prompt_of_one_block_had_nothing_to_look_up() -> None:
 
 
 def test_a_tenant_reads_cold_where_others_hold_the_same_tokens() -> None:
-    assert for_tenant(("short", "isolated", "cold")) == ("short", "cold", "cold")
-    assert miss_for_tenant({"isolated": 2, "cold": 1, "hole": 1}) == {"cold": 3, "hole": 1}
-    assert miss_for_tenant({"isolated": 2}) == {"cold": 2}
-    assert miss_for_tenant({"hole": 1}) == {"hole": 1}
+    report = CacheReport(num_prompt_tokens=13, miss_blocks={"hole": 1, "isolated": 2, "cold": 1})
+    shown, reasons = for_tenant(report, ("hole", "isolated", "isolated", "cold"))
+    assert reasons == ("hole", "cold", "cold", "cold")
+    assert shown.miss_blocks == {"hole": 1, "cold": 3}
+    assert miss_for_tenant({"isolated": 2}, served=0, diverged_at=None) == {"cold": 2}
+    assert miss_for_tenant({"hole": 1}, served=0, diverged_at=None) == {"hole": 1}
+
+
+@pytest.mark.parametrize(("served", "diverged_at", "reason"), [(0, 3, "short"), (4, 4, "diverged"), (4, 7, "diverged"), (8, None, "cold")])
+def test_what_a_tenant_reads_is_the_same_with_and_without_the_others(served: int, diverged_at: int | None, reason: str) -> None:
+    """Every form of it, to the byte: a difference would tell him that somebody else has sent these tokens."""
+    without = CacheReport(num_prompt_tokens=29, live_tokens=served, diverged_at_token=diverged_at)
+    alone = (reason, "cold", "hole", "cold")
+    shared = ("isolated", "isolated", "hole", "cold")
+
+    def read(reasons: tuple[str, ...]) -> str:
+        report, shown = for_tenant(replace(without, miss_blocks=dict(Counter(reasons))), reasons)
+        counts = miss_for_tenant(dict(Counter(reasons)), served=served, diverged_at=diverged_at)
+        return json.dumps([explain("a", report, shown, 4), counts, cache_object([report])])
+
+    assert read(shared) == read(alone)
 
 
 def test_the_cache_of_a_reply_sums_up_its_prompts_and_hides_what_is_for_operators() -> None:
@@ -69,7 +90,7 @@ def test_the_cache_of_a_reply_sums_up_its_prompts_and_hides_what_is_for_operator
         "miss": {"diverged": 1, "cold": 4, "hole": 1},
         "first_divergence": 26,
     }
-    other = replace(REPORT, live_tokens=0, computed_tokens=34, miss_blocks={"isolated": 3})
+    other = replace(REPORT, live_tokens=0, computed_tokens=34, miss_blocks={"isolated": 3}, diverged_at_token=None)
     assert cache_object([REPORT, other]) == {
         "tokens": {"live": 8, "pool": 32, "host": 0, "computed": 60, "abandoned": 0},
         "miss": {"diverged": 1, "cold": 7, "hole": 1},

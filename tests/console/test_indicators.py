@@ -102,6 +102,18 @@ def test_prompts_shorter_than_a_block_are_nothing_to_judge_either() -> None:
     assert (found.verdict, found.note) == ("idle", "no prompt of the last minute was longer than a block")
 
 
+def test_without_a_cache_the_prompts_are_not_blamed() -> None:
+    found = judge("cache hit rate", hit_rate=0.0, ideal=0.0, enable_prefix_caching=False)
+    assert (found.verdict, found.next_step) == ("idle", "")
+    assert "enable_prefix_caching" in found.note
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.8496, "84.9 %"), (0.846, "84.6 %"), (0.844, "84 %"), (0.85, "85 %"), (0.8549, "85 %")])
+def test_a_share_that_misses_its_target_does_not_read_as_if_it_met_it(share: float, shown: str) -> None:
+    assert judge("cache hit rate", hit_rate=share, ideal=1.0).shown == shown
+    assert judge("device busy", Targets(device_busy=0.85), busy=share).shown == shown
+
+
 def test_every_target_can_be_set() -> None:
     easy = Targets(device_busy=0.1, running_share=1.0, hit_rate=0.2, ttft_p99_s=60.0, blocked=10)
     facts = {"busy": 0.2, "hit_rate": 0.3, "ideal": 0.9, "ttft_s": 30.0, "num_waiting": 9}

@@ -68,6 +68,17 @@ def test_an_idle_engine_has_no_rates() -> None:
         built.engine.close_sync()
 
 
+def test_an_engine_that_looks_nothing_up_knows_no_ideal() -> None:
+    built = make_engine(enable_prefix_caching=False)
+    try:
+        list(built.engine.generate_sync([*range(1, 25)], SamplingParams(max_tokens=1)))
+        answer = ask(built.engine, "stats")
+        expected = {"page": 0.0, "prefix": 0.0, "pool": 0.0, "ideal": None}
+        assert (answer["enable_prefix_caching"], answer["hit_rate"], answer["last_minute"]["hit_rate"]) == (False, expected, expected)
+    finally:
+        built.engine.close_sync()
+
+
 def test_an_explanation_says_where_the_prompt_left_the_cached_one_with_its_text(engine: AsyncEngine) -> None:
     answer = ask(engine, "explain", request_id="second")
     assert answer["tokens"] == {"live": 0, "pool": 24, "host": 0, "computed": 15, "abandoned": 0}

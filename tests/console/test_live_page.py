@@ -119,6 +119,21 @@ def test_names_are_text_and_never_markup(browser: Browser, url: str) -> None:
         assert page.locator("main img, dialog img, main script, dialog script").count() == 0
 
 
+def test_a_long_name_leaves_the_numbers_beside_it_in_sight(browser: Browser) -> None:
+    engine = make_engine().engine
+    try:
+        list(engine.generate_sync(STEM, SamplingParams(max_tokens=1), context=RequestContext(tenant="x" * 300)))
+        with live_server(build_app(engine)) as url, opened(browser, url) as page:
+            page.wait_for_selector("#tenant-rows tr")
+            last, card = page.locator("#tenant-rows tr td").last.bounding_box(), page.locator("#tenants").bounding_box()
+            assert last is not None
+            assert card is not None
+            assert last["x"] + last["width"] <= card["x"] + card["width"]
+            assert page.locator("#tenant-rows th").get_attribute("title") == "x" * 300
+    finally:
+        engine.close_sync()
+
+
 def test_a_request_is_found_and_opened_by_keyboard_and_shows_its_timeline_and_its_miss_but_no_text(browser: Browser, url: str) -> None:
     with opened(browser, url) as page:
         page.focus("#tab-now")
@@ -185,12 +200,12 @@ def test_a_paused_or_hidden_page_costs_nothing_and_comes_back(
         assert feed.is_running
         page.click("#pause")
         assert page.get_attribute("#pause", "aria-pressed") == "true"
-        wait_until(lambda: not feed.is_running, 10, "a feed without viewers")
+        wait_until(lambda: not feed.is_running, 60, "a feed without viewers")
         page.click("#pause")
         is_live(page)
         page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        wait_until(lambda: not feed.is_running, 10, "a feed that nobody looks at")
+        wait_until(lambda: not feed.is_running, 60, "a feed that nobody looks at")
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
         is_live(page)
 

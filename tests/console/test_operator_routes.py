@@ -122,6 +122,18 @@ async def test_an_id_with_slashes_reaches_the_engine_whole() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("asked", "names"), [("chatcmpl-r", ["chatcmpl-r", "r"]), ("cmpl-r", ["cmpl-r", "r"]), ("r-cmpl-", ["r-cmpl-"])])
+async def test_the_id_of_a_reply_finds_its_request_and_an_id_of_that_form_goes_first(asked: str, names: list[str]) -> None:
+    for question, path in (("request", "/v1/requests"), ("explain", "/v1/cache/explain")):
+        client = make_client(**{question: [{}]})
+        assert (await get(client, f"{path}/{asked}")).status_code == 404
+        assert [arguments["request_id"] for _, arguments in client.asked] == names
+        known = make_client()
+        assert (await get(known, f"{path}/{asked}")).status_code == 200
+        assert [arguments["request_id"] for _, arguments in known.asked] == names[:1]
+
+
+@pytest.mark.asyncio
 async def test_requests_of_all_workers_come_newest_first_and_cut() -> None:
     def records(*ages: float) -> dict[str, Any]:
         return {"requests": [{"request_id": str(age), "age_s": age} for age in ages]}

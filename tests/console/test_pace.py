@@ -77,6 +77,15 @@ def test_a_refused_duplicate_leaves_the_first_requests_clock_alone() -> None:
     assert pace.last_minute()["ttft_p50_s"] == pytest.approx(1.0)
 
 
+def test_an_end_outside_a_step_counts_when_it_was_and_not_at_the_last_step() -> None:
+    pace, clock = make_pace()
+    record(pace, 1600.0, submitted_s=1599.0)
+    refused = add("a", 1700.0)
+    record(pace, 1600.0, Arrived(refused, 1700.0), make_finished(refused, 1700.0, "rejected", reject_reason="too_long"))
+    clock.now_s = 1701.0
+    assert pace.last_minute()["num_ended"] == 1
+
+
 def test_without_first_tokens_there_is_no_percentile() -> None:
     pace, _ = make_pace()
     assert pace.last_minute()["ttft_p99_s"] is None

@@ -42,6 +42,14 @@ def test_a_prompt_that_fills_max_model_len_alone_is_what_is_wrong() -> None:
     assert caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "said"), [(10, "has 10 tokens and max_model_len is 10"), (11, "has 11 tokens or more and max_model_len is 10")]
+)
+def test_a_prompt_beyond_the_limit_may_have_more_tokens_than_were_read(num_tokens: int, said: str) -> None:
+    with pytest.raises(PromptTooLongError, match=said):
+        Scheduler(make_limits(max_model_len=10)).check(num_tokens, None)
+
+
 def test_unset_max_tokens_is_what_max_model_len_leaves() -> None:
     scheduler = Scheduler(make_limits(max_model_len=10))
     scheduler.check(9, None)

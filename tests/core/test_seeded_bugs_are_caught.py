@@ -73,12 +73,12 @@ def hashes_without_the_domain(patch: pytest.MonkeyPatch) -> None:
 
 
 def evicts_a_live_block(patch: pytest.MonkeyPatch) -> None:
-    def mutant(self: BlockPool, now_s: float) -> int:
+    def mutant(self: BlockPool, tenant: str, now_s: float) -> int:
         live = [block_id for block_id, block in enumerate(self._blocks) if block.ref_count > 0]
-        return live[0] if live else evict(self, now_s)
+        return live[0] if live else evict(self, tenant, now_s)
 
-    evict = BlockPool._evict_oldest
-    patch.setattr(BlockPool, "_evict_oldest", mutant)
+    evict = BlockPool._evict
+    patch.setattr(BlockPool, "_evict", mutant)
 
 
 def forgets_a_ref_count(patch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def forgets_what_a_preempted_request_announced(patch: pytest.MonkeyPatch) -> Non
 
 
 def preempts_without_end(patch: pytest.MonkeyPatch) -> None:
-    def mutant(state: SchedulerState) -> Request:
+    def mutant(state: SchedulerState, needy: Request) -> Request:
         return next(reversed(state.running))
 
     from pagedcore.core import preemption
@@ -229,12 +229,9 @@ def preempts_without_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_up_a_slot_that_is_read(patch: pytest.MonkeyPatch) -> None:
-    def mutant(self: HostTier) -> int | None:
+    def mutant(self: HostTier, block_hash: bytes, tenant: str) -> int | None:
         found = [self._hashes[slot] for slot in self._num_reads if slot in self._hashes]
-        if self._free or not found:
-            return take_slot(self)
-        self._order.pop(found[0], None)
-        return self._slots.pop(found[0])
+        return take_slot(self, block_hash, tenant) if self._free or not found else self._slots.pop(found[0])
 
     take_slot = HostTier._take_slot
     patch.setattr(HostTier, "_take_slot", mutant)
@@ -270,8 +267,8 @@ def copies_back_from_the_slot_beside(patch: pytest.MonkeyPatch) -> None:
 
 def loses_a_copy_out(patch: pytest.MonkeyPatch) -> None:
     def make(put: Any) -> Any:
-        def mutant(self: HostTier, block_hash: bytes, device_block: int) -> None:
-            put(self, block_hash, device_block)
+        def mutant(self: HostTier, block_hash: bytes, device_block: int, tenant: str) -> None:
+            put(self, block_hash, device_block, tenant)
             if len(self._out) > 1:
                 self._out.popitem()
 
@@ -281,9 +278,9 @@ def loses_a_copy_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def finds_hashes_that_were_given_up(patch: pytest.MonkeyPatch) -> None:
-    def mutant(self: HostTier) -> int | None:
+    def mutant(self: HostTier, block_hash: bytes, tenant: str) -> int | None:
         slots = dict(self._slots)
-        slot = take_slot(self)
+        slot = take_slot(self, block_hash, tenant)
         self._slots.update(slots)
         return slot
 

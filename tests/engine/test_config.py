@@ -11,7 +11,8 @@ import pytest
 
 from pagedcore.async_engine import as_config
 from pagedcore.config import EngineConfig
-from pagedcore.errors import ConfigError, UnknownOptionError
+from pagedcore.engine_build import REMOTE_CODE_WARNING, build_engine
+from pagedcore.errors import ConfigError, ModelSourceError, UnknownOptionError
 
 
 @pytest.mark.parametrize(
@@ -160,3 +161,14 @@ def test_a_host_tier_needs_what_finds_its_blocks() -> None:
     with pytest.raises(ConfigError, match=r"swap_space=4 needs prefix caching, .* set enable_prefix_caching"):
         EngineConfig(swap_space=4, enable_prefix_caching=False)
     assert EngineConfig(swap_space=4).swap_space == 4
+
+
+def test_trust_in_remote_code_is_answered_with_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_: EngineConfig) -> None:
+        raise ModelSourceError("no model is needed here")
+
+    monkeypatch.setattr("pagedcore.models.source.resolve_model", refuse)
+    for is_trusting in (False, True):
+        with pytest.raises(ModelSourceError):
+            build_engine(EngineConfig(trust_remote_code=is_trusting))
+        assert (REMOTE_CODE_WARNING in caplog.messages) == is_trusting

@@ -197,7 +197,7 @@ def test_a_tokenizer_that_the_library_cannot_read_is_refused() -> None:
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(MissingExtraError, match=r"pagedcore\[grammar\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[grammar\]"):
         make_grammars().prepare(form(regex="a"))
 
 

@@ -103,6 +103,19 @@ def test_a_tenant_learns_nothing_of_another_ones_tokens() -> None:
     recorder.close()
 
 
+def test_requests_that_all_have_one_id_are_studied_as_what_they_were() -> None:
+    """A caller may send the same X-Request-Id each time. What is studied late must not be taken for the last of them."""
+    told = []
+    for one_name in (False, True):
+        recorder, advisor = make_advisor(num_blocks=12)
+        visits = [visit(0 if one_name else number, [*range(number % 3, 170 - 50 * (number % 2))]) for number in range(12)]
+        serve(recorder, [replace(one, turn=5 * number) for number, one in enumerate(visits)], num_blocks=12)
+        told.append(advisor.advice())
+        recorder.close()
+    assert told[0].costliest_prefixes == told[1].costliest_prefixes != ()
+    assert told[0] == told[1]
+
+
 def test_tenants_do_not_share_in_the_prediction_either() -> None:
     recorder, advisor = make_advisor()
     rate = serve(recorder, [visit(number, [*range(64), number], tenant=f"t{number}") for number in range(8)])
@@ -115,7 +128,9 @@ def test_an_engine_without_prefix_caching_is_told_what_it_would_gain() -> None:
     recorder = Recorder(RecorderInfo(model_name="m", block_size=16, num_blocks=64), registry=CollectorRegistry())
     advisor = Advisor(recorder, replace(make_replay_limits(16, 64), enable_prefix_caching=False))
     replay([visit(number, [*range(64), number]) for number in range(20)], block_size=16, num_blocks=64, record=recorder.record)
-    assert advisor.advice().sentences == ("Prefix caching is off; with it, this pool would serve 94 % of the prompt tokens.",)
+    advice = advisor.advice()
+    assert advice.sentences == ("Prefix caching is off; with it, this pool would serve 94 % of the prompt tokens.",)
+    assert advice.ideal_hit_rate == max(point.hit_rate for point in advice.curve if point.block_size == 16)
     recorder.close()
 
 
@@ -141,7 +156,7 @@ def test_when_digesting_falls_behind_what_waits_is_dropped_and_the_rest_is_right
     recorder, advisor = make_advisor()
     with advisor._digesting:
         serve(recorder, [visit(number, [*range(64), number]) for number in range(40)])
-        assert sum(len(events) for _, events in advisor._waiting) <= 80
+        assert sum(len(events) for _, events, _ in advisor._waiting) <= 80
     serve(recorder, [visit(number, [*range(64), number]) for number in range(40, 45)])
     advice = advisor.advice()
     assert 5 <= advice.num_lookups < 45

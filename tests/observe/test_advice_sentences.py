@@ -71,8 +71,10 @@ def test_of_a_few_prompts_nothing_is_concluded() -> None:
 
 
 def test_far_from_the_ideal_it_is_not_called_well() -> None:
-    assert write_sentences(make_findings(ideal_hit_rate=0.95)) == (
-        "The hit rate is 60 % of a possible 95 %, and neither a pool up to eight times as large nor another block size would raise it.",
+    (sentence,) = write_sentences(make_findings(ideal_hit_rate=0.95))
+    assert sentence == (
+        "The hit rate is 60 % of a possible 95 %, and neither a pool up to eight times as large nor another block size would raise it "
+        "by two points."
     )
 
 

@@ -61,6 +61,13 @@ def test_unknown_requests_and_further_choices_keep_the_cores_report() -> None:
         assert engine.recorder.cache_report(request_id) is None
 
 
+def test_a_request_that_was_never_admitted_does_not_get_the_misses_of_an_earlier_one_of_its_id() -> None:
+    engine = Engine()
+    engine.serve("retried", make_lookup("a", "b"))
+    left_in_the_queue = CacheReport(num_prompt_tokens=9, abandoned_tokens=9)
+    assert engine.recorder.complete(left_in_the_queue, "retried") is left_in_the_queue
+
+
 def test_the_last_ended_requests_are_kept_and_running_ones_always() -> None:
     engine = Engine()
     running = make_add("running")

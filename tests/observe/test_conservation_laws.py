@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, example, given, settings
@@ -87,7 +88,7 @@ def check_tokens(books: Books) -> None:
         source: books.limits.block_size * sum(getattr(lookup, f"{source}_blocks") for lookup in lookups)
         for source in ("live", "pool", "host")
     }
-    assert stats.prefix_cache_hit_tokens <= stats.ideal_hit_tokens <= stats.prefix_cache_query_tokens
+    assert stats.prefix_cache_hit_tokens <= stats.ideal_hit_tokens <= stats.prefix_cache_query_tokens <= stats.prompt_tokens
     assert stats.recomputed_tokens == sum(event.num_recomputed_tokens for event in books.of(Resumed))
     assert stats.num_preemptions == len(books.of(Preempted))
     for request_id in {event.request.request_id for event in books.of(Finished)}:
@@ -143,6 +144,20 @@ def check_requests(books: Books) -> None:
         assert [event.at_s for event in life.events] == sorted(event.at_s for event in life.events)
 
 
+def check_moments(books: Books) -> None:
+    """At each moment the waiting requests wait for something, one reason each, and no active slot is counted twice."""
+    for step in books.steps:
+        assert sum(step.waiting_by_reason.values()) == step.num_waiting
+        assert step.num_swapped <= step.num_waiting
+        assert 0 <= step.num_live_tokens <= step.num_active_blocks * books.limits.block_size
+
+
+def _num_groups(books: Books, has_it: Callable[[Finished], bool]) -> int:
+    """Requests, as their callers see them, of which some choice had it. Each round is the same, and has one refusal."""
+    num_rounds = books.stats.num_finished["rejected"]
+    return num_rounds * len({event.request.group_id for event in books.of(Finished) if has_it(event)})
+
+
 def check_export(books: Books) -> None:
     """What a scrape shows is what was counted, under both sets of names."""
     stats, totals = books.stats, books.totals()
@@ -156,6 +171,16 @@ def check_export(books: Books) -> None:
         "step_tokens_sum": sum(step.num_tokens for step in books.steps if step.step_id is not None),
     }
     assert {name: totals[f"pagedcore_{name}"] for name in ours} == ours
+    ended = [event for event in books.of(Finished) if event.status != "rejected"]
+    observed = {
+        "request_latency_seconds": sum(stats.num_finished.values()) - stats.num_finished["rejected"],
+        "time_per_output_token_seconds": sum(event.num_output_tokens > 1 for event in ended),
+        "time_in_queue_seconds": _num_groups(books, lambda event: event.admitted_s is not None),
+        "time_to_first_token_seconds": _num_groups(books, lambda event: event.first_token_s is not None),
+    }
+    assert {name: totals[f"pagedcore_{name}_count"] for name in observed} == observed
+    assert totals["vllm:request_prompt_tokens_count"] == sum(event.admitted_s is not None for event in ended)
+    assert totals["vllm:request_decode_time_seconds_count"] == sum(event.first_token_s is not None for event in ended)
     assert totals["vllm:prefix_cache_hits_total"] == stats.prefix_cache_hit_tokens
     assert totals["vllm:prompt_tokens_by_source_total"] == stats.prefix_cache_query_tokens - stats.abandoned_prompt_tokens
     assert totals["vllm:request_success_total"] == sum(stats.num_finished.values()) - stats.num_finished["rejected"]
@@ -167,7 +192,7 @@ def check_export(books: Books) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_sums_come_out(seed: int, has_host_tier: bool, num_rounds: int) -> None:
     books = keep_books(seed, has_host_tier=has_host_tier, num_rounds=num_rounds)
-    for check in (check_tokens, check_blocks, check_penalty, check_requests, check_export):
+    for check in (check_tokens, check_blocks, check_penalty, check_requests, check_moments, check_export):
         check(books)
 
 

@@ -19,24 +19,39 @@ PROMPT = [*range(13)]
 class Served:
     """A scheduler and its recorder; requests run one after another."""
 
-    def __init__(self, num_blocks: int = 16) -> None:
-        self.driver = Driver.make(num_blocks=num_blocks)
+    def __init__(self, num_blocks: int = 16, **limits: int) -> None:
+        self.driver = Driver.make(num_blocks=num_blocks, **limits)
         info = RecorderInfo(model_name="m", block_size=BLOCK_SIZE, num_blocks=num_blocks)
         self.recorder = Recorder(info, registry=CollectorRegistry(), clock=lambda: self.driver.now_s)
         self.num_requests = self.num_steps = 0
 
     def reasons(self, prompt: Sequence[int], *, tenant: str | None = None, cache_salt: str | None = None) -> tuple[str, ...]:
         """Serve one request; returns why each block of it missed."""
-        name = f"r{self.num_requests}"
-        self.num_requests += 1
-        self.driver.add(name, prompt, tenant=tenant, cache_salt=cache_salt, max_tokens=1)
+        name = self._add(prompt, tenant=tenant, cache_salt=cache_salt)
         self.driver.run()
-        for step in self.driver.steps[self.num_steps :]:
-            self.recorder.record(step)
-        self.num_steps = len(self.driver.steps)
+        self._record()
         explained = self.recorder.explained(name)
         assert explained is not None
         return explained[1]
+
+    def leave_after_one_step(self, prompt: Sequence[int], *, tenant: str | None = None) -> None:
+        """One request whose caller leaves while it is being computed."""
+        name = self._add(prompt, tenant=tenant)
+        self.driver.turn()
+        self.driver.scheduler.abort(name, self.driver.now_s)
+        self.driver.take()
+        self._record()
+
+    def _add(self, prompt: Sequence[int], **fields: str | None) -> str:
+        name = f"r{self.num_requests}"
+        self.num_requests += 1
+        self.driver.add(name, prompt, max_tokens=1, **fields)
+        return name
+
+    def _record(self) -> None:
+        for step in self.driver.steps[self.num_steps :]:
+            self.recorder.record(step)
+        self.num_steps = len(self.driver.steps)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +101,30 @@ def test_a_tenants_own_blocks_that_were_forgotten_at_once_are_cold() -> None:
     assert served.reasons(PROMPT, tenant="a") == ("cold",) * 3
 
 
-def test_isolated_goes_before_short_and_diverged() -> None:
+@pytest.mark.parametrize(("own", "others", "diverged_at"), [([0, 1, 9, 9, 9], "isolated", 2), ([*range(6), 9, 9, 9], "isolated", 6)])
+def test_isolated_goes_before_short_and_diverged_and_hides_no_divergence(own: list[int], others: str, diverged_at: int) -> None:
+    """The tenant is told of that divergence with and without the others: that it was missing would tell what they sent."""
     served = Served()
-    served.reasons([0, 1, 9, 9, 9], tenant="b")
+    served.reasons(own, tenant="b")
     served.reasons(PROMPT, tenant="a")
-    assert served.reasons(PROMPT, tenant="b") == ("isolated",) * 3
+    assert set(served.reasons(PROMPT, tenant="b")) == {others}
+    report = served.recorder.cache_report("r2")
+    assert report is not None
+    assert report.diverged_at_token == diverged_at
+
+
+def test_what_the_other_tenant_left_before_it_was_computed_is_cold() -> None:
+    served = Served(max_num_batched_tokens=BLOCK_SIZE)
+    served.leave_after_one_step(PROMPT, tenant="a")
+    assert served.reasons(PROMPT, tenant="b") == ("isolated", "cold", "cold")
+
+
+def test_an_unbounded_cache_does_not_hold_what_was_left_before_it_was_computed() -> None:
+    served = Served(max_num_batched_tokens=BLOCK_SIZE)
+    served.leave_after_one_step(PROMPT)
+    assert served.reasons(PROMPT) == ("cold",) * 2
+    stats = served.recorder.stats()
+    assert (stats.prefix_cache_hit_tokens, stats.ideal_hit_tokens, stats.abandoned_prompt_tokens) == (BLOCK_SIZE, BLOCK_SIZE, 9)
 
 
 def test_without_tenants_and_salts_nothing_is_remembered_and_memory_is_bounded() -> None:

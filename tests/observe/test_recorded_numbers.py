@@ -66,6 +66,7 @@ def test_every_lookup_is_partitioned_and_every_missed_block_has_a_reason() -> No
 def test_the_ideal_rate_is_that_of_a_cache_that_forgets_nothing() -> None:
     engine = Engine()
     engine.serve("r1", COLD)  # nothing seen
+    engine.step(BlockEvicted(block_hash("b"), 990.0, 0, 1.0, 1.0))
     engine.serve("r2", make_lookup("b", "x", pool=1))  # a cached, b seen and gone, x new: 8 of 13 tokens
     assert engine.recorder.stats().prefix_cache_hit_tokens == 4
     assert engine.recorder.stats().ideal_hit_tokens == 8
@@ -141,9 +142,9 @@ def test_the_penalty_is_the_share_of_steps_spent_on_blocks_computed_before() -> 
     request = make_add("r1", num_tokens=13)  # blocks: a cold (0..3), b evicted (4..7), c in flight (8..11), tail
     engine.step(Arrived(request, 1000.0), Admitted("r1", 1000.0, make_lookup("a", "b", "c?")))
     engine.clock.now_s = 1002.0
-    first = engine.step(PrefillChunk("r1", 1000.0, 6), step_id=1, submitted_s=1000.0, num_tokens=8)  # tokens 0..5: two of b
+    first = engine.step(PrefillChunk("r1", 1000.0, 6, 1), step_id=1, submitted_s=1000.0, num_tokens=8)  # tokens 0..5: two of b
     engine.clock.now_s = 1003.0
-    second = engine.step(PrefillChunk("r1", 1002.0, 7), step_id=2, submitted_s=1002.0, num_tokens=10)  # 6..12: two of b, four of c
+    second = engine.step(PrefillChunk("r1", 1002.0, 7, 2), step_id=2, submitted_s=1002.0, num_tokens=10)  # 6..12: two of b, four of c
     assert first.avoidable_tokens == {"evicted": 2}
     assert second.avoidable_tokens == {"evicted": 2, "in_flight": 4}
     stats = engine.recorder.stats()
@@ -154,10 +155,21 @@ def test_the_penalty_is_the_share_of_steps_spent_on_blocks_computed_before() -> 
 def test_avoidable_tokens_planned_between_steps_belong_to_the_next_step() -> None:
     engine = Engine()
     request = make_add("r1", num_tokens=5)
-    engine.step(Arrived(request, 1000.0), Admitted("r1", 1000.0, make_lookup("a?")), PrefillChunk("r1", 1000.0, 5))
+    engine.step(Arrived(request, 1000.0), Admitted("r1", 1000.0, make_lookup("a?")), PrefillChunk("r1", 1000.0, 5, 1))
     batch = engine.step(step_id=1, submitted_s=999.0, num_tokens=5)
     assert batch.avoidable_tokens == {"in_flight": 4}
     assert engine.recorder.stats().miss_penalty_seconds["in_flight"] == pytest.approx(4 / 5)
+
+
+def test_a_failed_step_makes_no_later_step_cost_more_than_it_took() -> None:
+    engine = Engine()
+    request = make_add("r1", num_tokens=9)
+    engine.step(Arrived(request, 1000.0), Admitted("r1", 1000.0, make_lookup("a?", "b?")), PrefillChunk("r1", 1000.0, 9, 1))
+    engine.step(make_finished(request, 1001.0, "error", num_computed_prompt_tokens=9))
+    engine.clock.now_s = 1002.0
+    assert engine.step(step_id=2, submitted_s=1001.0, num_tokens=1).avoidable_tokens == {}
+    stats = engine.recorder.stats()
+    assert (stats.miss_penalty_tokens["in_flight"], stats.miss_penalty_seconds["in_flight"]) == (8, 0.0)
 
 
 def test_avoidable_tokens_of_a_step_in_flight_are_not_of_the_step_whose_commit_tells_of_them() -> None:
@@ -177,8 +189,8 @@ def test_work_repeated_after_a_preemption_is_recomputed_and_no_penalty() -> None
     engine = Engine()
     request = make_add("r1", num_tokens=13)
     engine.step(Arrived(request, 1000.0), Admitted("r1", 1000.0, make_lookup("a?", "b?", "c?")))
-    engine.step(PrefillChunk("r1", 1000.0, 6), step_id=1, num_tokens=6)
-    engine.step(Preempted("r1", 1001.0, 6, 1.0, 0.5), Resumed("r1", 1002.0, 6), PrefillChunk("r1", 1002.0, 13), step_id=2, num_tokens=13)
+    engine.step(PrefillChunk("r1", 1000.0, 6, 1), step_id=1, num_tokens=6)
+    engine.step(Preempted("r1", 1001.0, 6, 1.0, 0.5), Resumed("r1", 1002.0, 6), PrefillChunk("r1", 1002.0, 13, 2), step_id=2, num_tokens=13)
     stats = engine.recorder.stats()
     assert stats.num_preemptions == 1
     assert stats.recomputed_tokens == 6
@@ -189,9 +201,9 @@ def test_only_the_repeated_part_after_a_preemption_is_left_out_of_the_penalty() 
     engine = Engine()
     request = make_add("r1", num_tokens=13)
     engine.step(Arrived(request, 1000.0), Admitted("r1", 1000.0, make_lookup("a?", "b?", "c?")))
-    engine.step(PrefillChunk("r1", 1000.0, 6), step_id=1, num_tokens=6)
+    engine.step(PrefillChunk("r1", 1000.0, 6, 1), step_id=1, num_tokens=6)
     engine.step(Preempted("r1", 1001.0, 6, 1.0, 0.5), Resumed("r1", 1002.0, 6))
-    avoidable = [engine.step(PrefillChunk("r1", 1002.0, n), step_id=2, num_tokens=n).avoidable_tokens for n in (4, 4, 5)]
+    avoidable = [engine.step(PrefillChunk("r1", 1002.0, n, 2), step_id=2, num_tokens=n).avoidable_tokens for n in (4, 4, 5)]
     assert avoidable == [{}, {"in_flight": 2}, {"in_flight": 4}]
 
 

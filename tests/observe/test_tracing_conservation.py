@@ -10,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pagedcore.tenancy.limits import NO_TENANT_LIMITS, TenantLimits
 from pagedcore.tracing.history import History
 from support.core_builders import Driver, make_request
 
 NUM_TURNS = 40
+MAX_BLOCKS_OF_A_REQUEST = 6
 
 
 @dataclass
@@ -34,8 +36,10 @@ class WatchedTraffic:
     def add(self, prompt: list[int], max_tokens: int, priority: int) -> None:
         name = f"r{self.num_arrived}"
         self.num_arrived += 1
-        now_s = self.driver.now_s
-        self.driver.scheduler.add(make_request(name, prompt, max_tokens=max_tokens, priority=priority, arrival_s=now_s - 0.25), now_s)
+        now_s, has_quotas = self.driver.now_s, self.driver.scheduler.limits.tenants != NO_TENANT_LIMITS
+        tenant = "flood" if has_quotas and self.num_arrived % 3 else None
+        request = make_request(name, prompt, max_tokens=max_tokens, priority=priority, tenant=tenant, arrival_s=now_s - 0.25)
+        self.driver.scheduler.add(request, now_s)
         self.driver.take()
         self.reasons[name], self.since_s[name] = "next_step", now_s - 0.25
         self.record()
@@ -83,8 +87,12 @@ class WatchedTraffic:
 
 @st.composite
 def _limits(draw: st.DrawFn) -> dict[str, object]:
+    num_blocks = draw(st.integers(6, 16))
+    share = min(1.0, MAX_BLOCKS_OF_A_REQUEST / num_blocks + 0.001)
+    quotas = TenantLimits(max_running=draw(st.sampled_from([None, 1, 2])), cache_fraction=draw(st.sampled_from([None, share])))
     return {
-        "num_blocks": draw(st.integers(6, 16)),
+        "num_blocks": num_blocks,
+        "tenants": draw(st.sampled_from([NO_TENANT_LIMITS, quotas])),
         "max_num_seqs": draw(st.integers(1, 4)),
         "max_num_batched_tokens": draw(st.integers(4, 24)),
         "max_chunk_tokens": draw(st.sampled_from([None, 3, 8])),
@@ -102,8 +110,9 @@ def test_every_arrival_has_one_end_and_waits_for_what_the_scheduler_says(limits:
 
 def test_the_traffic_takes_the_rare_paths() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(12):
-        limits = {"num_blocks": 7, "max_num_seqs": 3, "max_num_batched_tokens": 12, "max_model_len": 24}
+    for seed in range(16):
+        quotas = TenantLimits(max_running=1) if seed >= 12 else NO_TENANT_LIMITS
+        limits = {"num_blocks": 7, "max_num_seqs": 3, "max_num_batched_tokens": 12, "max_model_len": 24, "tenants": quotas}
         policy = "priority" if seed % 2 else "fcfs"
         traffic = _run(
             {**limits, "scheduling_policy": policy, "num_in_flight_steps": 1 + seed % 2}, random.Random(seed), takes_late=seed % 3 == 0
@@ -112,7 +121,8 @@ def test_the_traffic_takes_the_rare_paths() -> None:
             seen.update(event.name for event in life.events)
             seen.update(life.waited_s)
             seen[life.status] += 1
-    for name in ("preempted", "resumed", "passed_over", "blocks", "max_num_seqs", "token_budget", "priority", "next_step", "aborted"):
+    reasons = ("blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "next_step")
+    for name in ("preempted", "resumed", "passed_over", *reasons, "aborted"):
         assert seen[name] > 0, f"never saw {name}"
 
 

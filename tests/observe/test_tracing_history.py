@@ -214,3 +214,18 @@ def test_requests_that_end_before_any_plan_leave_nothing_behind() -> None:
         request = make_add(f"r{number}")
         engine.at(1000.0, Arrived(request, 1000.0), make_finished(request, 1000.0, "aborted"))
     assert not engine.history._waits._unseen
+
+
+def test_a_request_that_was_never_looked_up_is_not_told_as_an_earlier_one_of_its_id() -> None:
+    """As a client's retry is that gives up in the queue, and a duplicate that is refused while the first one runs."""
+    engine, first, retry, duplicate = TracedEngine(), *(make_add("r", num_tokens=13) for _ in range(3))
+    engine.at(1000.0, Arrived(first, 1000.0), Admitted("r", 1000.0, make_lookup("a", "b", live=1)))
+    engine.at(1000.5, Arrived(duplicate, 1000.5), make_finished(duplicate, 1000.5, "rejected", reject_reason="invalid"))
+    engine.at(1001.0, make_finished(first, 1001.0))
+    engine.at(1002.0, Arrived(retry, 1002.0))
+    told = [found(engine, "r")]
+    engine.at(1003.0, make_finished(retry, 1003.0, "aborted"))
+    told += [found(engine, "r"), *(record for record in engine.history.recent() if record["status"] == "rejected")]
+    assert [record["status"] for record in told] == ["waiting", "aborted", "rejected"]
+    nothing = {"cached_tokens": {}, "miss": {}, "first_divergence": None, "nearest_cached_prefix": None}
+    assert [{name: record[name] for name in nothing} for record in told] == [nothing] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from opentelemetry.trace import StatusCode
 from pagedcore.config import EngineConfig
 from pagedcore.core.events import Arrived
 from pagedcore.errors import MissingExtraError
+from pagedcore.extras import pip_command
 from pagedcore.tracing.otlp import otlp_provider, traces_url
 from pagedcore.tracing.spans import Spans
 from pagedcore.tracing.tracer import Tracer
@@ -232,5 +234,5 @@ def test_the_address_of_a_collector_stands_for_its_traces(endpoint: str, url: st
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pagedcore\[otel\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(pip_command("otel"))):
         otlp_provider("http://localhost:4318", "0")

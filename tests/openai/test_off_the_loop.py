@@ -25,9 +25,9 @@ class WatchedText(FakeText):
         super().__init__()
         self.threads: dict[str, int] = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None) -> list[int]:
         self.threads["encode"] = threading.get_ident()
-        return super().encode(text, add_special_tokens=add_special_tokens)
+        return super().encode(text, add_special_tokens=add_special_tokens, max_prompt_tokens=max_prompt_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         self.threads["decode"] = threading.get_ident()

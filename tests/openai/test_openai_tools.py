@@ -123,6 +123,21 @@ def test_a_call_that_max_tokens_cuts_off_ends_with_length() -> None:
     assert (choice.finish_reason, choice.message.tool_calls[0].function.arguments) == ("length", '{"city": "Pa')
 
 
+@pytest.mark.parametrize("ending", [{"stop": "Par"}, {}], ids=["by a stop string", "by the model"])
+def test_a_call_that_is_cut_off_does_not_end_with_calls(ending: dict[str, str]) -> None:
+    with serving(*(ONE_CALL if ending else ONE_CALL[:3])) as (client, _):
+        choice = ask(client, tools=TOOLS, **ending).choices[0]
+        chunks = list(ask(client, tools=TOOLS, stream=True, **ending))
+    assert choice.message.tool_calls[0].function.arguments.startswith('{"city": "')
+    assert (choice.finish_reason, chunks[-1].choices[0].finish_reason) == ("stop", "stop")
+
+
+def test_a_stop_string_after_a_whole_call_ends_with_calls() -> None:
+    with serving(*TWO_CALLS) as (client, _):
+        choice = ask(client, tools=TOOLS, stop="\n</tool_call>").choices[0]
+    assert (choice.finish_reason, len(choice.message.tool_calls)) == ("tool_calls", 1)
+
+
 def test_each_choice_is_read_by_itself() -> None:
     with serving(choices=(ONE_CALL, ("Sunny.",))) as (client, _):
         whole = ask(client, tools=TOOLS, n=2).choices

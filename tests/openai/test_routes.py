@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 import time
@@ -71,6 +72,33 @@ async def test_unknown_routes_methods_and_models_have_openai_errors(method: str,
 
 
 @pytest.mark.asyncio
+async def test_a_wrong_method_is_told_the_right_one() -> None:
+    response = await ask(build_app(FakeClient()), "GET", "/v1/chat/completions")
+    assert error_of(response)["message"] == "/v1/chat/completions does not take GET; it takes POST."
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/fake-model"])
+async def test_balancers_may_ask_for_the_head_of_what_they_look_at(path: str) -> None:
+    app = build_app(FakeClient())
+    head, get = await ask(app, "HEAD", path), await ask(app, "GET", path)
+    assert head.status_code == get.status_code == 200
+    assert head.headers["Content-Type"] == get.headers["Content-Type"]
+    app.openapi()  # FastAPI warns of what two methods of one route would name alike
+
+
+@pytest.mark.asyncio
+async def test_a_compressed_body_is_refused_by_its_encoding() -> None:
+    app = build_app(FakeClient())
+    body = gzip.compress(json.dumps(HI).encode())
+    packed = await ask(app, "POST", "/v1/chat/completions", content=body, headers={"Content-Encoding": "gzip"})
+    plain = await ask(app, "POST", "/v1/chat/completions", json=HI, headers={"Content-Encoding": "identity"})
+    assert (packed.status_code, plain.status_code) == (400, 200)
+    assert error_of(packed)["message"] == "Content-Encoding 'gzip' is not offered; send plain JSON."
+    assert error_of(packed)["param"] == "Content-Encoding"
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -89,7 +117,9 @@ async def test_unknown_routes_methods_and_models_have_openai_errors(method: str,
         ({**HI, "logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias", "at most 4096 items long"),
         ({**HI, "logit_bias": {"7": 1, "8": 101}}, "logit_bias", "token 8 is 101"),
         ({**HI, "top_logprobs": 2}, "top_logprobs", "logprobs=true"),
-        ({**HI, "logprobs": True, "top_logprobs": 65}, "logprobs", "between 0 and 64"),
+        ({**HI, "logprobs": True, "top_logprobs": 65}, "top_logprobs", "top_logprobs is 65 and must be between 0 and 64"),
+        ({**HI, "logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs is -1 and must be between 0 and 64"),
+        ({**HI, "max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens is 0 and must be at least 1"),
         ({**HI, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
         ({**HI, "stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({**HI, "stream": True, "stream_options": {"usage": True}}, "stream_options", "not permitted"),

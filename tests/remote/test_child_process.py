@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,10 +19,10 @@ from pagedcore import EngineConfig
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.errors import CheckpointError, EngineClosedError, EngineError
 from pagedcore.garbage import GarbageHold
-from pagedcore.remote import restarts
+from pagedcore.remote import process, restarts
 from pagedcore.remote.loop import RemoteLoop
 from pagedcore.remote.process import Supervised
-from pagedcore.remote.restarts import MAX_QUICK_DEATHS, QUICK_DEATH_S, Restarts
+from pagedcore.remote.restarts import MAX_DELAY_S, MAX_FAILURES, SHORT_LIFE_S, Restarts
 from support.engine_builder import expected_tokens
 from support.remote_engines import ENDLESS, child_engine, child_pid, run, wait_for
 from support.repository import ROOT
@@ -157,7 +160,7 @@ def test_several_quick_deaths_end_it_with_its_last_words(
         assert not asyncio.run(engine.is_alive())
         with pytest.raises(EngineClosedError, match=r"(?s)ended with exit code 7.*died 4 times.*a device library says: no memory"):
             run(engine, [1])
-    assert capfd.readouterr().err.count("a device library says") == MAX_QUICK_DEATHS - 1
+    assert capfd.readouterr().err.count("a device library says") == MAX_FAILURES - 1
 
 
 def test_what_goes_wrong_at_the_start_is_raised_as_its_own_kind() -> None:
@@ -236,14 +239,31 @@ def test_a_forked_process_has_no_engine_and_leaves_the_parents_alone() -> None:
         assert run(engine, [1]).status == "completed"
 
 
-def test_restarts_wait_longer_each_time_and_give_up_on_quick_deaths_only() -> None:
-    now = [0.0]
-    policy = Restarts(lambda: now[0])
-    assert [policy.note_death() for _ in range(MAX_QUICK_DEATHS)] == [0.5, 1.0, 2.0, None]
-    policy = Restarts(lambda: now[0])
+def test_restarts_wait_longer_each_time_and_give_up_on_short_lives_only() -> None:
+    policy = Restarts()
+    seen = []
+    for _ in range(MAX_FAILURES):
+        assert not policy.is_hopeless
+        seen.append(policy.note_death(SHORT_LIFE_S / 2))
+    assert seen == [0.5, 1.0, 2.0, 4.0]
+    assert policy.is_hopeless
     for _ in range(10):
-        policy.note_birth()
-        now[0] += QUICK_DEATH_S
-        assert policy.note_death() == 0.5
-    policy.note_birth()
-    assert policy.note_death() == 1.0
+        assert policy.note_death(SHORT_LIFE_S) == 0.5
+        assert not policy.is_hopeless
+    assert policy.note_death(0.0) == 1.0
+
+
+def test_who_does_not_give_up_waits_for_half_a_minute_each_time() -> None:
+    policy = Restarts()
+    assert [policy.note_death(0.0) for _ in range(2000)][-1] == MAX_DELAY_S
+
+
+def test_a_child_that_loads_for_long_and_then_dies_has_not_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is how long it was ready: a model may take minutes to load, and die of its size."""
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=itertools.count(0.0, 2 * SHORT_LIFE_S).__next__))
+    source = Supervised(EngineConfig(model="dies"), module="support.fake_child")
+    with pytest.raises(EngineError, match="before it was ready"):
+        source.open()
+    with pytest.raises(EngineError, match=f"It died {MAX_FAILURES} times soon after its start and is given up"):
+        source.reopen(threading.Event())

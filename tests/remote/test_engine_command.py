@@ -166,6 +166,15 @@ def http_fronts(folder: Path, *options: str) -> Iterator[Served]:
         yield running
 
 
+@contextmanager
+def closing_front(folder: Path) -> Iterator[AsyncEngine]:
+    front = AsyncEngine.connect(folder / "e.sock")
+    try:
+        yield front
+    finally:
+        front.close_sync()
+
+
 def complete(served: Served, prompt: list[int], **more: object) -> httpx.Response:
     """Each call is a connection of its own, which the kernel gives to any of the fronts."""
     body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, **more}
@@ -192,26 +201,32 @@ def test_fronts_share_one_engine_and_show_its_numbers_whichever_is_asked(folder:
         assert len(scraped) == 1
         assert scraped.pop().endswith(" 224.0")
         os.kill(front_pids(served)[0], signal.SIGKILL)
-        wait_until(lambda: len(front_pids(served)) == 2, 20, "another front")
+        wait_until(lambda: len(front_pids(served)) == 2, 60, "another front")
         assert [cached(complete(served, prompt)) for _ in range(4)] == [32] * 4
         assert served.terminate() == 0
-        wait_until(lambda: not served.pids(), 10, "no front is left")
+        wait_until(lambda: not served.pids(), 60, "no front is left")
         assert engine.terminate() == 0
         assert not (folder / "e.sock").exists()
 
 
 @pytest.mark.serve
 def test_an_engine_that_is_killed_and_started_again_serves_the_same_front(folder: Path) -> None:
-    with engine_process(folder) as first, http_fronts(folder) as served:
+    with engine_process(folder) as first, http_fronts(folder) as served, ThreadPoolExecutor(1) as pool:
         assert complete(served, [1, 2]).status_code == 200
+        lost = pool.submit(complete, served, [1, 2], max_tokens=3000)
+        with closing_front(folder) as front:
+            wait_until(lambda: front.stats().num_running == 1, 60, "it runs")
         first.process.kill()
-        wait_until(lambda: served.get("/ready").status_code == 503, 20, "the front says so")
+        assert lost.result(60).status_code == 503
+        wait_until(lambda: served.get("/ready").status_code == 503, 60, "the front says so")
         refused = complete(served, [1, 2])
         assert refused.status_code == 503
         assert "Retry-After" in refused.headers
         with engine_process(folder):
-            wait_until(lambda: served.get("/ready").status_code == 200, 20, "the front is back")
+            wait_until(lambda: served.get("/ready").status_code == 200, 60, "the front is back")
             assert complete(served, [1, 2]).status_code == 200
+            ended = 'status="error"'
+            wait_until(lambda: _line(served.get("/metrics").text, "pagedcore_requests_total", ended).endswith(" 1.0"), 60, "it is counted")
             assert served.terminate() == 0
 
 
@@ -220,12 +235,27 @@ def test_signals_let_open_answers_end_in_the_front_and_in_the_engine(folder: Pat
     with engine_process(folder, "slow") as engine, http_fronts(folder) as served, ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(complete, served, [1, n], max_tokens=60) for n in range(2)]
         front = AsyncEngine.connect(folder / "e.sock")
-        wait_until(lambda: front.stats().num_running == 2, 20, "both run")
+        wait_until(lambda: front.stats().num_running == 2, 60, "both run")
         ends: list[Callable[[], int]] = [served.terminate, engine.terminate]
         codes = [pool.submit(end) for end in ends]
         assert [answer.result(30).json()["usage"]["completion_tokens"] for answer in answers] == [60, 60]
         assert [code.result(30) for code in codes] == [0, 0]
         front.close_sync()
+
+
+@pytest.mark.serve
+def test_answers_that_take_longer_than_the_drain_end_as_aborted_and_whole(folder: Path) -> None:
+    with engine_process(folder, "slow"), http_fronts(folder, "--drain-timeout-s", "0") as served, ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(complete, served, [1, n], max_tokens=3000, stream=bool(n)) for n in range(2)]
+        with closing_front(folder) as front:
+            wait_until(lambda: front.stats().num_running == 2, 60, "both run")
+            assert served.terminate() == 0
+            wait_until(lambda: front.stats().num_running == 0, 60, "both are aborted")
+        whole, stream = (answer.result(60) for answer in answers)
+        assert whole.json()["choices"][0]["finish_reason"] == "abort"
+        assert '"finish_reason":"abort"' in stream.text
+        assert stream.text.endswith("data: [DONE]\n\n")
+        assert "Traceback" not in (folder / "fronts.log").read_text()
 
 
 @pytest.mark.serve
@@ -239,7 +269,7 @@ def test_the_embedded_model_serves_through_fronts_of_its_own(folder: Path) -> No
         assert {reply["choices"][0]["message"]["content"] for reply in replies} == {"The capital of France is Paris."}
         assert len(served.loads("libtorch")) == 1, "the engine alone"
         assert served.terminate() == 0
-        wait_until(lambda: not served.pids(), 10, "nothing is left")
+        wait_until(lambda: not served.pids(), 60, "nothing is left")
 
 
 def _line(text: str, name: str, part: str) -> str:

@@ -228,7 +228,7 @@ def test_a_grammar_that_cannot_be_compiled_for_a_reason_of_its_own_ends_its_requ
 @pytest.mark.parametrize("wrong", [{"priority": 2**70}, {"tenant": "\ud800"}, {"cache_salt": "\ud800"}])
 def test_what_no_message_holds_is_refused_and_its_id_stays_free(one: Hosted, wrong: dict[str, Any]) -> None:
     front = one.connect()
-    with pytest.raises(InvalidRequestError, match="cannot be sent to the engine's process"):
+    with pytest.raises(InvalidRequestError, match=r"cannot be sent to the engine's process|half a surrogate pair"):
         list(front.generate_sync([1, 2, 3], GREEDY, "mine", context=RequestContext(**wrong)))
     assert list(front.generate_sync([1, 2, 3], GREEDY, "mine"))[-1].status == "completed"
     front.close_sync()

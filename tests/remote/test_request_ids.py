@@ -112,3 +112,15 @@ def test_ids_of_choices_do_not_meet_ids_that_look_like_them(first: str, second: 
     one, other = ClientIds(engine), ClientIds(engine)
     assert one.open(make_request(first, [1, 2])).request_id == first
     assert other.open(make_request(second, [1, 2])).request_id.startswith(f"{second}~")
+
+
+def test_a_client_that_is_alone_keeps_all_its_ids_also_those_that_look_like_choices_of_its_own() -> None:
+    engine = EngineIds()
+    ids = ClientIds(engine)
+    for name in ("x#1", "x", "x#1#2"):
+        assert ids.open(make_request(name, [1])).request_id == name
+    with pytest.raises(InvalidRequestError, match="'x#1' is in use"):
+        ids.open(make_request("x#1", [1], group_id="x"))
+    for name in ("x#1", "x", "x#1#2"):
+        end(ids, name)
+    assert engine.groups == {}

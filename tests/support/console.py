@@ -19,6 +19,6 @@ def make_stats(
     }  # fmt: skip
     defaults = {
         "engine": "0", "model": "fake", "max_num_seqs": 8, "max_num_batched_tokens": 2048, "scheduling_policy": "fcfs",
-        "num_running": 4, "num_waiting": 0, "num_waiting_by_reason": {}, "tenants": [],
+        "enable_prefix_caching": True, "num_running": 4, "num_waiting": 0, "num_waiting_by_reason": {}, "tenants": [],
     }  # fmt: skip
     return {**defaults, "hit_rate": rates, "last_minute": minute, **facts}

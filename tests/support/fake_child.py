@@ -53,7 +53,19 @@ def _hang_later() -> None:
         threading.Event().wait()
 
 
-FAILURES: dict[str, Callable[[], None]] = {"refuses": _refuse, "dies": _die, "dies-later": _die_later, "hangs-later": _hang_later}
+def _wait_later() -> None:
+    if not _is_first_start():
+        while not Path(os.environ["PAGEDCORE_TEST_MARKER"] + "-go").exists():
+            time.sleep(0.05)
+
+
+FAILURES: dict[str, Callable[[], None]] = {
+    "refuses": _refuse,
+    "dies": _die,
+    "dies-later": _die_later,
+    "hangs-later": _hang_later,
+    "waits-later": _wait_later,
+}
 
 
 class PacedRunner(FakeRunner):

@@ -19,7 +19,7 @@ from pagedcore.sampling_params import SamplingParams
 
 BOS, EOS = 256, 257
 VOCAB_SIZE = 258
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Longest wait for an event that should come; a test that reaches it fails."""
 
 
@@ -91,7 +91,7 @@ class FakeText:
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
         self.template = "{{ messages }}"
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_prompt_tokens: int | None = None) -> list[int]:
         if self.encode_gate is not None and len(text) > self.gated_chars:
             self.encode_started.set()
             assert self.encode_gate.wait(WAIT_S), "nobody opened the encode gate"

@@ -127,6 +127,9 @@ class FakeLoop:
     def flush_metrics(self) -> None:
         """There are none."""
 
+    def raise_if_away(self) -> None:
+        self.raise_if_closed()
+
     def raise_if_closed(self) -> None:
         if self.is_closed:
             raise EngineClosedError("The engine is closed.")
@@ -138,7 +141,7 @@ class FakeLoop:
                 self._end(request_id, finish_reason="abort", status="aborted")
             self._changed.notify_all()
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
         """Wait for something about this engine to become true; False when time ran out."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)

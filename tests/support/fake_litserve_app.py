@@ -2,7 +2,7 @@
 
 Run as: python fake_litserve_app.py PORT WORKERS API_SERVERS KIND [DRAIN_TIMEOUT_S].
 KIND is good, scheduled (a real scheduler and real metrics over a fake model), broken (the engine cannot be made), slow (it is never
-made) or once (a worker that has ended cannot be made again).
+made), once (a worker that has ended cannot be made again) or apart (the engine is in a process of its own; see `support.fake_child`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 from pagedcore import AsyncEngine, ConfigError, EngineConfig, ModelSourceError
 from pagedcore.messages import InboxMessage
 from pagedcore.openai import ServerSettings
+from pagedcore.remote.loop import RemoteLoop
+from pagedcore.remote.process import Supervised
 from pagedcore_adapters._litserve_placement import Placement
 from pagedcore_adapters._litserve_server import PagedServer, ServerOptions
 from pagedcore_adapters._litserve_worker_api import WorkerAPI
@@ -46,6 +48,9 @@ class FakeAPI(WorkerAPI):
         if config.model == "scheduled":
             loop, _ = make_loop(metrics_instance=config.metrics_instance, num_blocks=2048)
             return AsyncEngine(loop=loop)
+        if config.model == "apart":
+            apart = EngineConfig(model="waits-later", metrics_instance=config.metrics_instance)
+            return AsyncEngine(remote=RemoteLoop(Supervised(apart, module="support.fake_child")))
         folder = Path(tempfile.mkdtemp(prefix="pagedcore-fake-"))
         fake = TellingLoop(make_byte_tokenizer(folder), config=config)
         fake.plan.tokenizer_dir = str(folder)

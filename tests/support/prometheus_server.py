@@ -22,7 +22,7 @@ from support.small_pool_app import BLOCK_SIZE, FAILING_ID, KEYS, MAX_MODEL_LEN, 
 SCRAPE_INTERVAL = "250ms"
 RATE_INTERVAL = "3s"
 """What $__rate_interval stands for."""
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 _VOCABULARY = range(2, 40)
 
 

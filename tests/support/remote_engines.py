@@ -24,7 +24,7 @@ from support.engine_builder import Built, make_engine
 from support.fake_child import LONG
 from support.served import wait_until
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=3000)
 """It takes a fake runner, whose steps grow with the length, longer than any test."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -13,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from support.repository import ROOT
 
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 40.0
+STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 _MARK = "PAGEDCORE_TEST_SERVER"
 
@@ -36,6 +39,19 @@ def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> 
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(POLL_S)
+
+
+def post_and_leave(
+    url: str, body: Mapping[str, object], has_arrived: Callable[[], object], headers: Mapping[str, str] | None = None
+) -> None:
+    """A client that stops waiting for its reply, once `has_arrived` says that its request is at work."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.netloc, timeout=60)
+    try:
+        connection.request("POST", where.path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
+        wait_until(has_arrived, 60, "the request at work")
+    finally:
+        connection.close()
 
 
 @dataclass(frozen=True)

@@ -75,5 +75,5 @@ def test_what_is_wrong_is_named(tools: Any, choice: Any, param: str, words: str)
 
 def test_tools_that_are_no_functions_are_not_offered() -> None:
     with pytest.raises(UnsupportedFeatureError, match="functions only") as caught:
-        read_tools([{"type": "web_search"}], None, None)
+        read_tools([{"type": "custom", "custom": {"name": "f"}}], None, None)
     assert caught.value.param == "tools[0].type"

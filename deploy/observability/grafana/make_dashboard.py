@@ -186,7 +186,7 @@ SCHEDULER = (
     Panel(
         title="Waiting by reason",
         help="blocks: no KV memory is left. max_num_seqs: the batch is full. token_budget: the step is full. tenant_quota: the tenant has"
-        " its share. priority: others go first.",
+        " all rows of max_running_per_tenant, or its share of the cache. priority: others go first.",
         unit=COUNT, stacked=True, queries=(Query(total("waiting_requests", by="reason"), "{{reason}}"),),
     ),
     Panel(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pagedcore
 from pagedcore.commands.bench.results import Fact
-from pagedcore.commands.machine import usable_cpus, version_of
+from pagedcore.commands.machine import usable_cpus
 from pagedcore.config import EnginePlan
+from pagedcore.extras import version_of
 
 SHAPE_FIELDS = (
     "hidden_size",

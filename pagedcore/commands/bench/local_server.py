@@ -19,6 +19,7 @@ from typing import Any
 
 from pagedcore.config import EngineConfig
 from pagedcore.errors import EngineError, MissingExtraError
+from pagedcore.extras import pip_command
 
 START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 60.0
@@ -31,7 +32,7 @@ def local_server(config: EngineConfig) -> Iterator[str]:
     """Its URL, from when it is ready. Raises `MissingExtraError` without LitServe, `EngineError` when it ends instead of serving."""
     if importlib.util.find_spec("litserve") is None:
         raise MissingExtraError(
-            'bench serve starts a server with LitServe, which is not installed: pip install "pagedcore[litserve]", or give --url'
+            f"bench serve starts a server with LitServe, which is not installed: {pip_command('litserve')}, or give --url"
         )
     url = f"http://127.0.0.1:{_free_port()}"
     command = [sys.executable, "-m", "pagedcore", "serve", "--port", url.rpartition(":")[2], *engine_arguments(config)]

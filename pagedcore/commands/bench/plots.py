@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pagedcore.commands.bench.results import Command, Point, Results
 from pagedcore.commands.bench.spread import Spread
 from pagedcore.errors import ConfigError, MissingExtraError
+from pagedcore.extras import pip_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ def check_plot_file(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"The plot file {str(path)!r} must end with one of {', '.join(SUFFIXES)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError('Plots need matplotlib, which is not installed: pip install "pagedcore[plot]"')
+        raise MissingExtraError(f"Plots need matplotlib, which is not installed: {pip_command('plot')}")
 
 
 def draw(runs: Sequence[Results], path: Path) -> None:

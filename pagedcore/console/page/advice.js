@@ -56,7 +56,7 @@ function prefixCard(prefixes) {
       el("thead", {}, el("tr", {}, ...head.map((name, index) => el("th", { scope: "col", class: index > 1 ? "num" : null }, name)))),
       el("tbody", {}, ...prefixes.map((prefix) => el("tr", {},
         el("td", { class: "mono", title: prefix.prefix }, prefix.prefix.slice(0, 12)),
-        el("td", {}, prefix.tenant ?? NOTHING),
+        el("td", { class: "name", title: prefix.tenant }, prefix.tenant ?? NOTHING),
         el("td", { class: "num" }, count(prefix.num_tokens)),
         el("td", { class: "num" }, count(prefix.num_requests)),
         el("td", { class: "num" }, `${count(prefix.recomputed_tokens)} tokens`)))))));

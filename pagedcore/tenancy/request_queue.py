@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
 
-from pagedcore.core.request import Request
 
+class Queued(Hashable, Protocol):
+    """A request, as far as its place is concerned."""
+
+    request_id: str
+    tenant: str
+    order_key: tuple[int, int]
+    """(priority, arrival number)."""
+
+
+R = TypeVar("R", bound=Queued)
 _order_key = attrgetter("order_key")
 
 
-class RequestQueue:
+class RequestQueue(Generic[R]):
     """Owns an ordered set of requests: by priority class, then by arrival. A request that comes back takes its old place."""
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self._requests: list[R] = []
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[R]:
         return iter(self._requests)
 
-    def __getitem__(self, index: int) -> Request:
+    def __getitem__(self, index: int) -> R:
         return self._requests[index]
 
-    def __reversed__(self) -> Iterator[Request]:
+    def __reversed__(self) -> Iterator[R]:
         return reversed(self._requests)
 
-    def snapshot(self, max_requests: int) -> list[Request]:
+    def snapshot(self, max_requests: int) -> list[R]:
         """The first requests, as they are now."""
         return self._requests[:max_requests]
 
-    def add(self, request: Request) -> None:
+    def add(self, request: R) -> None:
         """Put a request at its place."""
         insort(self._requests, request, key=_order_key)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: R) -> None:
         """Take a request out; it must be there."""
         index = bisect_left(self._requests, request.order_key, key=_order_key)
         assert self._requests[index] is request, f"request {request.request_id!r} is not at its place in the queue"
