@@ -21,6 +21,9 @@ from pagedcore.tools.objects import delta_of, message_of
 
 JsonObject = dict[str, object]
 
+MARK = "\0"
+"""Stands for the text where the text of a chunk will stand."""
+
 
 @dataclass(slots=True)
 class _Progress:
@@ -65,6 +68,7 @@ class Reply:
         self._latest: dict[int, RequestOutput] = {}
         starts = [len(prompt.text) if call.echo else 0 for prompt in call.prompts for _ in range(call.params.n)]
         self._progress = [_Progress(OffsetCounter(self.texts, start)) for start in starts]
+        self._around = self._around_text() if len(starts) == 1 and self._is_text_all() else None
 
     # ---- what a client gets
 
@@ -74,6 +78,8 @@ class Reply:
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """What an output adds, as server-sent events; advances the choices of that prompt."""
+        if self._around is not None and self._progress[0].has_begun and not output.finished:
+            return self._text_event(*self._around, output)
         choices = [choice for delta in self._advance(prompt_index, output) for choice in self.chunk_choices(delta)]
         if not choices:
             return b""
@@ -125,7 +131,26 @@ class Reply:
             choice["prompt_logprobs"] = prompt_logprobs(new.output.prompt_logprobs, self.texts)
         return choice
 
+    def text_choice(self, text: str) -> JsonObject:
+        """The choice of a chunk that adds nothing but text."""
+        raise NotImplementedError
+
     # ---- inside
+
+    def _is_text_all(self) -> bool:
+        """Whether chunks between the first and the last show nothing but text."""
+        return not (self._shows_tokens or self._waits_for_prompt)
+
+    def _around_text(self) -> tuple[bytes, bytes]:
+        """The event of such a chunk, before the text and after it: for one choice always the same."""
+        before, _, after = self._event([self.text_choice(MARK)]).rpartition(dumps(MARK))
+        return before, after
+
+    def _text_event(self, before: bytes, after: bytes, output: RequestOutput) -> bytes:
+        self._latest[0] = output
+        progress, text = self._progress[0], output.outputs[0].text
+        new_text, progress.num_chars = text[progress.num_chars :], len(text)
+        return before + dumps(new_text) + after if new_text else b""
 
     def _event(self, choices: list[JsonObject], more: bytes = b"") -> bytes:
         options = self.call.body.stream_options
@@ -180,6 +205,10 @@ class CompletionReply(Reply):
         prompt = self.call.prompts[delta.index // self.call.params.n].text if echoes else ""
         return self.choice(delta, self._logprobs(delta, echoes=echoes), text=prompt + delta.text)
 
+    def text_choice(self, text: str) -> JsonObject:
+        """The choice of a chunk that adds nothing but text."""
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+
     def _logprobs(self, delta: Delta, *, echoes: bool) -> JsonObject | None:
         num_top = self.call.params.logprobs
         if num_top is None:
@@ -201,8 +230,8 @@ class ChatReply(Reply):
     id_prefix = "chatcmpl"
 
     def __init__(self, call: Call, request_id: str, text: TextFront | None, role: str) -> None:
-        super().__init__(call, request_id, text, role)
         self._parsers: dict[int, AnswerParser] = {}
+        super().__init__(call, request_id, text, role)
 
     def opening(self) -> bytes:
         """The role of each choice."""
@@ -222,6 +251,13 @@ class ChatReply(Reply):
         plain: list[JsonObject] = [{"index": delta.index, "delta": form, "logprobs": None, "finish_reason": None} for form in before]
         logprobs = self._logprobs(delta) if delta.token_ids else None
         return [*plain, self._with_reason(delta, self.choice(delta, logprobs, delta=last))]
+
+    def text_choice(self, text: str) -> JsonObject:
+        """The choice of a chunk that adds nothing but text."""
+        return {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+
+    def _is_text_all(self) -> bool:
+        return self.call.answer.is_plain and super()._is_text_all()
 
     def _parser(self, index: int) -> AnswerParser:
         if index not in self._parsers:

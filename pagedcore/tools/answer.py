@@ -33,6 +33,11 @@ class Answer:
         """For the chat template."""
         return None if self.tools is None else self.tools.shown
 
+    @property
+    def is_plain(self) -> bool:
+        """The text is the content, from its first character to its last."""
+        return not self.may_think and (self.tools is None or self.form is None)
+
     def parser(self, prompt: str) -> AnswerParser:
         """A new one for each choice; `prompt` is what the model continues."""
         calls = None

@@ -139,7 +139,7 @@ def test_an_operator_sees_the_requests_why_they_missed_and_the_live_page(served:
     assert {"explained-1", "explained-2"} <= {event["name"] for event in served.get("/v1/trace").json()["traceEvents"]}
     assert "text_before" not in served.get("/ui/request/explained-2").text
     assert "default-src 'none'" in served.get("/ui").headers["Content-Security-Policy"]
-    with httpx.stream("GET", served.url + "/ui/feed", timeout=30) as reply:
+    with httpx.stream("GET", served.url + "/ui/feed", timeout=60) as reply:
         event = json.loads(next(reply.iter_lines()).removeprefix("data: "))
     assert event["engines"][0]["blocks"]["num_blocks"] == CONFIG["num_kv_blocks"]
 

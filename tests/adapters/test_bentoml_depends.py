@@ -97,8 +97,8 @@ def test_a_long_stream_outlives_the_hundred_requests_after_which_bentoml_would_c
     with (
         served(service) as inner_url,
         served(make_outer(bentoml.depends(service, url=inner_url))) as url,
-        httpx.stream("POST", url + "/shout_on", json=long, timeout=30) as reply,
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.stream("POST", url + "/shout_on", json=long, timeout=60) as reply,
+        httpx.Client(base_url=url, timeout=60) as client,
     ):
         pieces = reply.iter_bytes()
         next(pieces)
@@ -110,7 +110,7 @@ def test_a_long_stream_outlives_the_hundred_requests_after_which_bentoml_would_c
 def test_in_process_who_leaves_the_outer_service_ends_the_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     service, loop = service_on_fake_engine(monkeypatch, tmp_path)
     with served(make_outer(bentoml.depends(service))) as url:
-        with httpx.stream("POST", url + "/shout_on", json={"text": "long", "num_tokens": 10**9}, timeout=30) as reply:
+        with httpx.stream("POST", url + "/shout_on", json={"text": "long", "num_tokens": 10**9}, timeout=60) as reply:
             next(reply.iter_bytes())
         assert loop.wait_until(lambda: loop.aborted == [loop.requests[0].request_id])
 

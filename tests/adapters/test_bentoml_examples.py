@@ -37,7 +37,7 @@ def test_a_second_question_about_the_same_documents_finds_them_cached(tmp_path: 
         with client_of(server.url, timeout=120) as client:
             first = client.ask(question="How long does a book loan last?")
             second = client.ask(question="What does a late book cost?")
-        assert httpx.post(server.url + "/ask", json={"query": "?"}, timeout=30).status_code == 400
+        assert httpx.post(server.url + "/ask", json={"query": "?"}, timeout=60).status_code == 400
     assert first["sources"] == second["sources"] == ["loans", "fines"]
     assert "four weeks" in first["text"]
     assert "twenty cents" in second["text"]

@@ -38,7 +38,7 @@ class Door:
     loop: FakeLoop
 
     def post(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body_of(path, **options), headers=HEADERS, timeout=30)
+        return httpx.post(self.url + path, json=body_of(path, **options), headers=HEADERS, timeout=60)
 
 
 def body_of(path: str, **options: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_bentomls_client_raises_the_sentence(door: Door) -> None:
 
 @of_each_path
 def test_without_the_key_nobody_is_answered(door: Door, path: str) -> None:
-    reply = httpx.post(door.url + path, json=body_of(path), timeout=30)
+    reply = httpx.post(door.url + path, json=body_of(path), timeout=60)
     assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert reply.json()["error"]["code"] == "invalid_api_key"
     assert door.loop.requests == []
@@ -208,7 +208,7 @@ def refuse_all(loop: FakeLoop, error: BaseException) -> None:
 
 @pytest.mark.parametrize("path", ["/generate_stream", "/chat_stream"])
 def test_a_client_that_leaves_a_stream_ends_the_request(door: Door, path: str) -> None:
-    with httpx.stream("POST", door.url + path, json=body_of(path, max_tokens=ENDLESS), headers=HEADERS, timeout=30) as reply:
+    with httpx.stream("POST", door.url + path, json=body_of(path, max_tokens=ENDLESS), headers=HEADERS, timeout=60) as reply:
         next(reply.iter_bytes())
         (request,) = door.loop.requests
     assert door.loop.wait_until(lambda: door.loop.aborted == [request.request_id])
@@ -223,7 +223,7 @@ def test_a_client_that_stops_waiting_for_a_reply_ends_the_request(door: Door, pa
 def end_of_stream(door: Door, path: str, act: Callable[[], None]) -> None:
     """Read a stream's beginning, then act, then read the rest."""
     body = body_of(path, max_tokens=ENDLESS)
-    with httpx.stream("POST", door.url + path, json=body, headers=HEADERS, timeout=30) as reply:
+    with httpx.stream("POST", door.url + path, json=body, headers=HEADERS, timeout=60) as reply:
         pieces = reply.iter_bytes()
         next(pieces)
         act()

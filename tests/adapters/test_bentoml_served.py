@@ -49,7 +49,7 @@ FIRST_IMPORTS = ["prometheus_client", "pagedcore_adapters.bentoml_service"]
 
 def complete(url: str, start: int) -> None:
     body = {"model": "fake", "prompt": [start, *range(20)], "max_tokens": 5}
-    assert httpx.post(url + "/v1/completions", json=body, timeout=30).status_code == 200
+    assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("first_import", FIRST_IMPORTS)
@@ -116,7 +116,7 @@ class Reader(threading.Thread):
         self.text = ""
         self.failure: Exception | None = None
         self.start()
-        assert self.has_begun.wait(30)
+        assert self.has_begun.wait(60.0)
 
     def run(self) -> None:
         body: dict[str, Any] = {"prompt": "hi", "max_tokens": self.num_tokens}

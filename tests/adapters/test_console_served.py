@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import httpx
@@ -40,7 +39,7 @@ def test_two_workers_answer_and_a_hung_one_is_named_in_time(tmp_path: Path) -> N
         assert served.get("/v1/requests").json()["object"] == "list"
         assert served.get("/v1/cache/explain/nobody").json()["error"]["code"] == "request_not_found"
         assert served.get("/ui").status_code == served.get("/ui/page.js").status_code == 200
-        with httpx.stream("GET", served.url + "/ui/feed", timeout=20) as response:
+        with httpx.stream("GET", served.url + "/ui/feed", timeout=60) as response:
             event = json.loads(next(response.iter_lines()).removeprefix("data: "))
         assert [(one["engine"], one["blocks"]["num_blocks"]) for one in event["engines"]] == [("0", 16), ("1", 16)]
         stopped = worker_pids(served)[0]
@@ -57,10 +56,8 @@ def test_an_open_page_does_not_keep_a_server_from_stopping(tmp_path: Path) -> No
     port = free_port()
     script = str(ROOT / "tests" / "support" / "fake_litserve_app.py")
     with (
-        serve([script, str(port), "1", "1", "good"], tmp_path / "server.log", port=port) as served,
-        httpx.stream("GET", served.url + "/ui/feed", timeout=30) as response,
+        serve([script, str(port), "1", "1", "good", "3600"], tmp_path / "server.log", port=port) as served,
+        httpx.stream("GET", served.url + "/ui/feed", timeout=60) as response,
     ):
         next(response.iter_lines())
-        began_s = time.monotonic()
-        assert served.terminate() == 0
-        assert time.monotonic() - began_s < 15
+        assert served.terminate() == 0, "within a minute, not within the hour that answers may take"

@@ -157,20 +157,20 @@ def test_the_example_cleans_its_input_and_its_requests_run_in_one_batch(tmp_path
     with serve_custom("example", tmp_path) as served, ThreadPoolExecutor(4) as pool:
 
         def ask(number: int) -> httpx.Response:
-            return httpx.post(served.url + "/summarize", json={"html": f"<p>ticket&nbsp;{number}</p>\n<br>"}, timeout=30)
+            return httpx.post(served.url + "/summarize", json={"html": f"<p>ticket&nbsp;{number}</p>\n<br>"}, timeout=60)
 
         replies = [reply.json() for reply in pool.map(ask, range(4))]  # the engine makes no step before all four run
         assert replies == [{"summary": (ANSWER * 2)[:40].strip(), "num_cached_tokens": 4}] * 4
-        assert httpx.post(served.url + "/summarize", json={"text": "x"}, timeout=30).status_code == 422
+        assert httpx.post(served.url + "/summarize", json={"text": "x"}, timeout=60).status_code == 422
         assert served.get("/metrics").status_code == 200
 
 
 @pytest.mark.serve
 def test_the_default_forms_answer_whole_and_refuse_with_a_reason(tmp_path: Path) -> None:
     with serve_custom("whole", tmp_path) as served:
-        reply = httpx.post(served.url + "/predict", json={"prompt": "hi", "max_tokens": 6}, timeout=30)
+        reply = httpx.post(served.url + "/predict", json={"prompt": "hi", "max_tokens": 6}, timeout=60)
         assert (reply.status_code, reply.json()["text"]) == (200, ANSWER[:6])
-        reply = httpx.post(served.url + "/predict", json={"prompt": "hi", "max_tokens": -6}, timeout=30)
+        reply = httpx.post(served.url + "/predict", json={"prompt": "hi", "max_tokens": -6}, timeout=60)
         assert (reply.status_code, reply.json()["detail"]["param"]) == (400, "max_tokens")
 
 
@@ -178,12 +178,12 @@ def test_the_default_forms_answer_whole_and_refuse_with_a_reason(tmp_path: Path)
 def test_the_default_forms_stream_piece_by_piece(tmp_path: Path) -> None:
     with serve_custom("stream", tmp_path) as served:
         body = {"prompt": "hi", "max_tokens": 1000}
-        with httpx.stream("POST", served.url + "/predict", json=body, timeout=30) as reply:
+        with httpx.stream("POST", served.url + "/predict", json=body, timeout=60) as reply:
             pieces = [json.loads(line) for line in reply.iter_lines()]
         assert "".join(piece["text"] for piece in pieces) == (ANSWER * 40)[:1000]
         assert len(pieces) > 3
         assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == ["length"]
-        with httpx.stream("POST", served.url + "/predict", json={"prompt": [10**6]}, timeout=30) as reply:
+        with httpx.stream("POST", served.url + "/predict", json={"prompt": [10**6]}, timeout=60) as reply:
             (error,) = [json.loads(line) for line in reply.iter_lines()]
         assert error["error"]["param"] == "prompt"
 

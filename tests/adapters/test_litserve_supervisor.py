@@ -20,6 +20,7 @@ from pagedcore_adapters._litserve_placement import Placement
 from pagedcore_adapters._litserve_server import PagedServer, ServerOptions
 from pagedcore_adapters._litserve_supervisor import Supervisor
 from pagedcore_adapters._litserve_worker_api import WorkerAPI
+from pagedcore_adapters._prometheus_dir import VARIABLE
 
 
 def start(target: Callable[..., object], *arguments: object) -> BaseProcess:
@@ -107,6 +108,8 @@ class Process:
 def make_server(monkeypatch: pytest.MonkeyPatch, *ready: int) -> tuple[PagedServer, list[tuple[int, Any]], list[int]]:
     buried: list[int] = []
     monkeypatch.setattr(_litserve_server, "forget_process", buried.append)
+    monkeypatch.setenv(VARIABLE, "restored after the test")
+    monkeypatch.delenv(VARIABLE)
     server = PagedServer(WorkerAPI(EngineConfig()), ServerSettings(), Placement("cpu", 1), ServerOptions(workers_per_device=2))
     server.lit_api.num_api_servers, server.lit_api.ready = 2, dict.fromkeys(ready, time.monotonic())
     server._shutdown_event = threading.Event()

@@ -54,7 +54,7 @@ def test_the_manager_is_made_by_init_manager_and_its_queues_reach_the_workers() 
         assert lit_server._manager_pid in {process.pid for process in multiprocessing.active_children()}
         assert len(lit_server.lit_api.controls) == 3
         lit_server.lit_api.controls[2].put((1, "message"))
-        assert lit_server.lit_api.controls[2].get(timeout=5) == (1, "message")
+        assert lit_server.lit_api.controls[2].get(timeout=60) == (1, "message")
         assert lit_server._transport._queues.__len__() == 2
     finally:
         manager.shutdown()
@@ -83,7 +83,7 @@ def test_litserves_own_monitoring_which_ends_all_with_a_worker_never_runs(monkey
     lit_server = make_server()
     lit_server.inference_workers = []
     lit_server._start_worker_monitoring(None, {0: threading.current_thread()})  # type: ignore[arg-type]
-    assert ran.wait(10)
+    assert ran.wait(60.0)
     assert isinstance(lit_server._supervisor, Supervisor)
 
 
@@ -170,7 +170,7 @@ async def test_what_is_sent_in_an_envelope_arrives_as_a_reply() -> None:
     app = lit_server.app
     app.response_queue_id = 0
     async with lit_server.lifespan(app):
-        await asyncio.wait_for(arrived.wait(), 5)
+        await asyncio.wait_for(arrived.wait(), 60)
     assert received == [0, "news"]
 
 

@@ -50,7 +50,7 @@ class WatchedRunner:
     batch_sizes: list[int] = field(default_factory=list)
 
     def submit(self, plan: StepPlan) -> PendingStep:
-        assert self.gate.wait(30.0), "the test never opened the gate"
+        assert self.gate.wait(120.0), "the test never opened the gate"
         self.batch_sizes.append(len(plan.rows))
         return self.inner.submit(plan)
 
@@ -98,7 +98,7 @@ class Doors:
 
     def settle(self) -> None:
         """Until the engine has told its history of everything that has ended."""
-        while self.engine.loop.call(lambda: self.engine.loop._scheduler.has_work).result(30.0):
+        while self.engine.loop.call(lambda: self.engine.loop._scheduler.has_work).result(60):
             pass
         self.engine.check()
 

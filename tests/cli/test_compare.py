@@ -271,7 +271,7 @@ class CrowdedEngine(ScriptedEngine):
         with self.lock:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        self.barrier.wait(20)
+        self.barrier.wait(60.0)
         yield from super().generate_sync(prompt, *args, **kwargs)
         with self.lock:
             self.in_flight -= 1

@@ -25,7 +25,7 @@ class HalfStuckEngine(ScriptedEngine):
     def generate_sync(self, prompt: Any, *args: Any, **kwargs: Any) -> Iterator[RequestOutput]:
         if prompt[0] == self.first_token:
             raise StepFailedError("step 1 failed")
-        assert self.closed.wait(20), "nobody closed the engine"
+        assert self.closed.wait(60.0), "nobody closed the engine"
         yield from super().generate_sync(prompt, *args, **kwargs)
 
     def close_sync(self) -> None:

@@ -86,7 +86,7 @@ async def test_all_streams_end_when_the_engine_is_gone() -> None:
         async with aclosing(feed.events()) as events:
             return [event async for event in events]
 
-    seen = await asyncio.wait_for(asyncio.gather(watch(), watch()), 10)
+    seen = await asyncio.wait_for(asyncio.gather(watch(), watch()), 60)
     assert all(events in ([], [b"1"]) for events in seen)
     assert not feed.is_running
 
@@ -95,9 +95,9 @@ async def test_all_streams_end_when_the_engine_is_gone() -> None:
 async def test_who_comes_after_the_engine_has_gone_is_told_too() -> None:
     feed = Feed(Source(end_after=0), interval_s=0.0)
     async with aclosing(feed.events()) as earlier:
-        assert await asyncio.wait_for(anext(earlier, None), 10) is None
+        assert await asyncio.wait_for(anext(earlier, None), 60) is None
         async with aclosing(feed.events()) as later:
-            assert await asyncio.wait_for(anext(later, None), 10) is None
+            assert await asyncio.wait_for(anext(later, None), 60) is None
 
 
 @pytest.mark.asyncio

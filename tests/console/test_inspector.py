@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -165,17 +166,32 @@ def test_a_question_that_nobody_answers_is_refused(engine: AsyncEngine) -> None:
         engine.inspect_sync("weather")
 
 
+class OneStepGate(threading.Event):
+    """Lets one step through; `stuck` says that the next one waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = threading.Event()
+        self._num_passed = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._num_passed += 1
+        if self._num_passed == 1:
+            return True
+        self.stuck.set()
+        return super().wait(timeout)
+
+
 @pytest.mark.asyncio
 async def test_an_engine_whose_device_hangs_answers_and_the_event_loop_goes_on() -> None:
     built = make_engine()
+    gate = built.runner.gate = OneStepGate()
     stream = aiter(built.engine.generate([1, 2, 3], SamplingParams(max_tokens=200), "stuck"))
     try:
         await anext(stream)
-        built.runner.waiting.clear()
-        built.runner.gate.clear()
-        assert await asyncio.to_thread(built.runner.waiting.wait, 30)
-        answers = await asyncio.wait_for(asyncio.gather(*(built.engine.inspect(q) for q in ("stats", "blocks", "requests"))), 10)
+        assert await asyncio.to_thread(gate.stuck.wait, 60.0)
+        answers = await asyncio.wait_for(asyncio.gather(*(built.engine.inspect(q) for q in ("stats", "blocks", "requests"))), 60)
         assert [(one["request_id"], one["status"]) for one in answers[2][0]["requests"]] == [("stuck", "running")]
     finally:
-        built.runner.gate.set()
+        gate.set()
         await built.engine.close()

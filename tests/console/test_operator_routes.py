@@ -183,7 +183,7 @@ async def test_the_page_gets_text_only_where_the_server_says_so(is_shown: bool, 
 
 
 def first_event(url: str) -> tuple[str, dict[str, Any]]:
-    with httpx.stream("GET", url + "/ui/feed", timeout=20) as response:
+    with httpx.stream("GET", url + "/ui/feed", timeout=60) as response:
         assert response.headers["Content-Type"].startswith("text/event-stream")
         lines = response.iter_lines()
         first = next(lines)

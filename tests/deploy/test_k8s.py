@@ -79,7 +79,7 @@ def test_a_kustomization_names_what_is_there_and_all_of_it(folder: Path) -> None
 @of_each_overlay
 def test_kubectl_builds_the_same(name: str) -> None:
     assert KUBECTL is not None
-    done = subprocess.run([KUBECTL, "kustomize", str(OVERLAYS[name])], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([KUBECTL, "kustomize", str(OVERLAYS[name])], capture_output=True, text=True, check=True, timeout=240)
     assert {document["kind"]: document for document in yaml.safe_load_all(done.stdout)} == BUILT[name]
 
 

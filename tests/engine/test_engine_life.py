@@ -69,10 +69,10 @@ def test_what_comes_in_while_the_engine_ends_is_answered() -> None:
     threads = [threading.Thread(target=ask, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
-    assert started.wait(30.0)
+    assert started.wait(60.0)
     built.engine.close_sync()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(60.0)
     assert sorted(answered + refused) == sorted(f"{name}-{number}" for name in range(4) for number in range(300))
 
 
@@ -81,10 +81,10 @@ def test_a_device_that_hangs_does_not_hang_its_callers() -> None:
     outputs: list[RequestOutput] = []
     thread = threading.Thread(target=lambda: outputs.extend(built.engine.generate_sync(PROMPT, LONG)))
     thread.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     future = built.loop.call(lambda: 1)
     built.loop.close(timeout_s=0.05)
-    thread.join(30.0)
+    thread.join(60.0)
     assert isinstance(outputs[-1].error, EngineClosedError)
     assert "did not answer within 0.05 s" in str(outputs[-1].error)
     with pytest.raises(EngineClosedError):
@@ -97,8 +97,8 @@ def test_a_device_that_hangs_does_not_hang_its_callers() -> None:
 
 def test_closing_from_the_engine_thread_itself_ends_it() -> None:
     built = make_engine()
-    built.loop.call(built.loop.close).result(30.0)
-    built.loop.join(30.0)
+    built.loop.call(built.loop.close).result(60)
+    built.loop.join(60.0)
     assert built.runner.is_closed
     assert not asyncio.run(built.engine.is_alive())
 
@@ -108,7 +108,7 @@ def test_whoever_closes_second_returns_when_the_engine_is_closed() -> None:
     outputs: list[RequestOutput] = []
     reader = threading.Thread(target=lambda: outputs.extend(built.engine.generate_sync(PROMPT, LONG)))
     reader.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     first = threading.Thread(target=built.engine.close_sync)
     first.start()
     threading.Timer(0.05, built.runner.gate.set).start()
@@ -116,8 +116,8 @@ def test_whoever_closes_second_returns_when_the_engine_is_closed() -> None:
         pass  # the first has begun
     built.engine.close_sync()
     assert built.runner.is_closed
-    first.join(30.0)
-    reader.join(30.0)
+    first.join(60.0)
+    reader.join(60.0)
 
 
 def test_a_cancelled_call_does_not_stop_the_engine() -> None:
@@ -126,10 +126,10 @@ def test_a_cancelled_call_does_not_stop_the_engine() -> None:
     outputs: list[RequestOutput] = []
     reader = threading.Thread(target=lambda: outputs.extend(stream))
     reader.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     assert built.loop.call(lambda: 1).cancel()
     built.runner.gate.set()
-    reader.join(30.0)
+    reader.join(60.0)
     assert outputs[-1].status == "completed"
     assert last_of(built).status == "completed"
     built.engine.close_sync()
@@ -160,7 +160,7 @@ def test_a_request_that_breaks_the_scheduler_is_told_so() -> None:
     output = last_of(built)
     assert output.status == "error"
     assert "engine loop failed" in str(output.error)
-    built.loop.join(30.0)
+    built.loop.join(60.0)
     assert built.runner.is_closed
     with pytest.raises(EngineClosedError, match="stopped for good"):
         last_of(built)
@@ -172,16 +172,16 @@ def test_a_request_whose_choices_do_not_all_find_a_place_ends_as_rejected_and_ot
     outputs: list[RequestOutput] = []
     first = threading.Thread(target=lambda: outputs.extend(built.engine.generate_sync(PROMPT, SHORT)))
     first.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     wide = built.engine.generate_sync([9, *PROMPT], SHORT.replace(n=4))
     threading.Timer(0.05, built.runner.gate.set).start()
     refused = list(wide)[-1]
-    first.join(30.0)
+    first.join(60.0)
     assert (refused.status, refused.finished) == ("rejected", True)
     assert isinstance(refused.error, QueueFullError)
     assert [choice.finish_reason for choice in refused.outputs][2:] == ["error", "error"]  # what was queued may end before its abort comes
     assert outputs[-1].outputs[0].token_ids == expected_tokens(PROMPT, 6)
-    assert built.engine.front.drain(30.0)
+    assert built.engine.front.drain(60.0)
     built.settle()
     stats = built.engine.stats()
     assert (stats.num_finished["rejected"], stats.num_finished["completed"], stats.num_active_blocks) == (1, 1, 0)
@@ -195,16 +195,16 @@ def test_every_request_of_an_engine_that_gives_up_is_counted_once() -> None:
     threads = [threading.Thread(target=lambda stream=stream: outputs.append(list(stream)[-1])) for stream in streams]
     for thread in threads:
         thread.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     while built.engine.front.num_open < 5:
         pass  # they are on their way
     built.runner.submit_errors += [RuntimeError("device lost") for _ in range(3)]
     built.runner.gate.set()
     for thread in threads:
-        thread.join(30.0)
+        thread.join(60.0)
     assert [output.status for output in outputs] == ["error"] * 5
     assert all("device lost" in str(output.error) for output in outputs)
-    built.loop.join(30.0)
+    built.loop.join(60.0)
     assert built.engine.stats().num_finished["error"] == 5
     assert built.runner.is_closed
     built.engine.close_sync()

@@ -102,7 +102,7 @@ def test_abort_by_id_ends_the_stream_with_a_last_output() -> None:
 
     async def main() -> list[RequestOutput]:
         task = asyncio.create_task(collect(built, PROMPT, "victim", 200))
-        await asyncio.to_thread(built.runner.waiting.wait, 30.0)
+        await asyncio.to_thread(built.runner.waiting.wait, 60.0)
         await built.engine.abort("victim")
         built.runner.gate.set()
         return await task
@@ -129,7 +129,7 @@ def test_a_full_queue_rejects_with_the_time_to_come_back() -> None:
 
     async def main() -> list[list[RequestOutput]]:
         tasks = [asyncio.create_task(collect(built, [i, *PROMPT])) for i in range(1)]
-        await asyncio.to_thread(built.runner.waiting.wait, 30.0)
+        await asyncio.to_thread(built.runner.waiting.wait, 60.0)
         tasks += [asyncio.create_task(collect(built, [i, *PROMPT])) for i in range(1, 4)]
         await asyncio.sleep(0)
         built.runner.gate.set()
@@ -170,7 +170,7 @@ def test_a_device_that_keeps_failing_stops_the_engine_and_says_so() -> None:
     built.runner.submit_errors += [RuntimeError("device lost") for _ in range(3)]
     outputs = [last_of(built, [i, *PROMPT]) for i in range(3)]
     assert all(output.status == "error" and "device lost" in str(output.error) for output in outputs)
-    built.loop.join(10.0)
+    built.loop.join(60.0)
     assert not asyncio.run(built.engine.is_alive())
     assert not asyncio.run(built.engine.is_ready())
     with pytest.raises(EngineClosedError, match="device lost"):
@@ -184,7 +184,7 @@ def test_closing_ends_what_runs_as_aborted_and_refuses_the_rest() -> None:
 
     async def main() -> list[RequestOutput]:
         task = asyncio.create_task(collect(built, PROMPT, count=20_000))
-        await asyncio.to_thread(built.runner.waiting.wait, 30.0)
+        await asyncio.to_thread(built.runner.waiting.wait, 60.0)
         closing = asyncio.create_task(built.engine.close())
         built.runner.gate.set()
         await closing
@@ -204,8 +204,8 @@ def test_draining_finishes_open_streams_and_takes_no_new_ones() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(collect(built, PROMPT))
-        await asyncio.to_thread(built.runner.waiting.wait, 30.0)
-        draining = asyncio.create_task(built.engine.drain(30.0))
+        await asyncio.to_thread(built.runner.waiting.wait, 60.0)
+        draining = asyncio.create_task(built.engine.drain(60.0))
         await asyncio.sleep(0)  # the task has begun
         assert not await built.engine.is_ready()
         with pytest.raises(EngineClosedError, match="draining"):
@@ -223,7 +223,7 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(collect(built, PROMPT, "same"))
-        await asyncio.to_thread(built.runner.waiting.wait, 30.0)
+        await asyncio.to_thread(built.runner.waiting.wait, 60.0)
         with pytest.raises(InvalidRequestError, match="in use"):
             await collect(built, PROMPT, "same")
         built.runner.gate.set()

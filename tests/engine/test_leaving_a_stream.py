@@ -54,7 +54,7 @@ async def by_cancellation(built: Built) -> None:
     built.runner.gate.clear()
     built.runner.waiting.clear()
     task = asyncio.create_task(collect_long(built))
-    await asyncio.to_thread(built.runner.waiting.wait, 30.0)
+    await asyncio.to_thread(built.runner.waiting.wait, 60.0)
     task.cancel()
     built.runner.gate.set()
     with pytest.raises(asyncio.CancelledError):
@@ -113,7 +113,7 @@ def test_whoever_leaves_is_aborted_and_may_come_back_under_the_same_id(leave: Ca
     outputs = asyncio.run(main())
     assert outputs[-1].status == "completed"
     assert [t for o in outputs for t in o.outputs[0].new_token_ids] == expected_tokens(PROMPT, 6)
-    assert built.engine.front.drain(30.0)
+    assert built.engine.front.drain(60.0)
     built.settle()
     stats = built.engine.stats()
     assert (stats.num_finished["aborted"], stats.num_finished["completed"]) == (1, 1)
@@ -159,7 +159,7 @@ def test_a_request_whose_event_loop_was_closed_is_aborted_and_forgotten() -> Non
     loop.call_later(0.0, built.runner.gate.set)
     loop.run_until_complete(first)
     loop.close()  # from here on nobody consumes, and the stream may have been woken already
-    assert built.engine.front.drain(30.0)
+    assert built.engine.front.drain(60.0)
     assert built.engine.front.num_open == 0
     assert built.engine.stats().num_finished["aborted"] == 1
     built.engine.close_sync()
@@ -184,7 +184,7 @@ def test_a_closed_event_loop_is_noticed_though_its_stream_was_woken_before() -> 
             break
     assert front.num_open == 0
     built.runner.gate.set()
-    assert front.drain(30.0)
+    assert front.drain(60.0)
     assert built.engine.stats().num_finished["aborted"] == 1
     built.engine.close_sync()
 
@@ -194,12 +194,12 @@ def test_a_blocked_thread_wakes_when_the_engine_closes() -> None:
     outputs: list[RequestOutput] = []
     thread = threading.Thread(target=lambda: outputs.extend(built.engine.generate_sync(PROMPT, LONG)))
     thread.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     closing = threading.Thread(target=built.engine.close_sync)
     closing.start()
     built.runner.gate.set()
-    thread.join(30.0)
-    closing.join(30.0)
+    thread.join(60.0)
+    closing.join(60.0)
     assert outputs[-1].finished
     assert outputs[-1].status == "aborted"
 
@@ -222,15 +222,15 @@ def test_a_draining_engine_waits_for_requests_whose_callers_have_left() -> None:
     stream = built.engine.generate_sync(PROMPT, LONG)
     leaving = threading.Thread(target=lambda: next(stream))
     leaving.start()
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     built.runner.gate.set()
-    leaving.join(30.0)
+    leaving.join(60.0)
     built.runner.gate.clear()
     stream.close()  # type: ignore[attr-defined]
     assert built.engine.front.num_open == 0
     assert not built.engine.front.drain(0.0) or built.engine.stats().num_finished["aborted"] == 1
     built.runner.gate.set()
-    assert built.engine.front.drain(30.0)
+    assert built.engine.front.drain(60.0)
     built.engine.close_sync()
 
 
@@ -260,12 +260,12 @@ def test_an_id_that_one_front_gives_up_and_another_takes_in_the_same_turn_is_two
     built = make_roomy_engine(gate_open=False)
     one, other = Outbox(), Outbox()
     built.loop.submit(add_request(200), one)
-    assert built.runner.waiting.wait(30.0)
+    assert built.runner.waiting.wait(60.0)
     built.loop.submit(AbortRequest("same"), one)
     built.loop.submit(add_request(6), other)
     built.runner.gate.set()
-    assert one.has_ended.wait(30.0)
-    assert other.has_ended.wait(30.0)
+    assert one.has_ended.wait(60.0)
+    assert other.has_ended.wait(60.0)
     assert one.updates[-1].status == "aborted"
     assert (other.updates[-1].status, other.token_ids) == ("completed", expected_tokens(PROMPT, 6))
     built.engine.close_sync()
@@ -278,7 +278,7 @@ def test_a_front_cannot_end_the_request_of_another() -> None:
     built.loop.submit(add_request(6), other)
     built.loop.submit(AbortRequest("same"), other)
     built.runner.gate.set()
-    assert one.has_ended.wait(30.0)
+    assert one.has_ended.wait(60.0)
     assert (one.updates[-1].status, one.token_ids) == ("completed", expected_tokens(PROMPT, 6))
     assert [update.status for update in other.updates] == ["rejected"]
     assert isinstance(other.updates[0].error, InvalidRequestError)
@@ -292,7 +292,7 @@ def test_choices_that_could_not_be_sent_do_not_keep_the_id() -> None:
     with pytest.raises(ZeroDivisionError):
         list(built.engine.generate_sync(PROMPT, LONG.replace(n=3), "r"))
     assert [type(message).__name__ for message in sent] == ["AddRequest", "AbortRequest"]
-    assert front.drain(30.0)
+    assert front.drain(60.0)
     assert front.num_open == 0
     built.engine.close_sync()
 

@@ -186,7 +186,7 @@ async def test_other_requests_stream_while_a_grammar_is_compiled(tmp_path: Path,
 
     def slow(*arguments: Any) -> Any:
         began.set()
-        assert may_end.wait(20.0)
+        assert may_end.wait(60.0)
         return compile_grammar(*arguments)
 
     async def last_of(engine: AsyncEngine, params: SamplingParams) -> RequestOutput:

@@ -69,7 +69,7 @@ def test_trace_writes_a_file_that_viewers_read(built: Built, tmp_path: Path) -> 
 def test_history_outlives_the_engine_and_open_requests_end_in_it(tmp_path: Path) -> None:
     built = make_engine(gate_open=False)
     stream = built.engine.front.open(built.engine.front.tokenize([1, 2, 3]), PARAMS, "open", context=None, arrival_s=0.0, waker=_NoWaker())
-    built.runner.waiting.wait(30.0)
+    built.runner.waiting.wait(60.0)
     built.runner.gate.set()
     built.engine.close_sync()
     record = built.engine.history.find("open")

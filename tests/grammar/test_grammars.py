@@ -115,7 +115,7 @@ def test_a_grammar_made_to_take_long_is_compiled_or_refused_in_bounded_time(
     begun = time.monotonic()
     with suppress(InvalidRequestError):
         grammars.prepare(bombs()[name])
-    assert time.monotonic() - begun < 10.0, "seconds, on a busy machine; unbounded work would take minutes"
+    assert time.monotonic() - begun < 60.0, "seconds, on a busy machine; unbounded work would take minutes"
 
 
 def test_a_large_grammar_that_is_well_passes_its_trial(grammars: Grammars) -> None:

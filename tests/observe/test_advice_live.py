@@ -142,7 +142,7 @@ def test_a_thread_digests_what_waits_without_being_asked(monkeypatch: pytest.Mon
     monkeypatch.setattr(advisor_module.threading.Thread, "start", lambda thread: (started.append(thread), original(thread)))
     serve(recorder, [visit(number, [*range(64), number]) for number in range(30)])
     for thread in started:
-        thread.join(30.0)
+        thread.join(60.0)
     assert started
     assert {thread.name for thread in started} == {"pagedcore-advisor"}
     assert advisor._study.sketch.num_lookups >= 4
@@ -212,7 +212,7 @@ def test_a_thread_that_digests_leaves_the_interpreter_to_others(monkeypatch: pyt
     serve(recorder, [visit(number, [*range(64), number]) for number in range(30)])
     for thread in threading.enumerate():
         if thread.name == "pagedcore-advisor":
-            thread.join(30.0)
+            thread.join(60.0)
     studied = len(pauses)
     assert pauses
     assert set(pauses) == {("pagedcore-advisor", advisor_module.PAUSES_PER_STUDY)}

@@ -55,7 +55,7 @@ def wait_for_two_questions(nvml: FakeNvml) -> None:
     """After the second one the answer of the first was told."""
     for _ in range(2):
         nvml.was_asked.clear()
-        assert nvml.was_asked.wait(30.0)
+        assert nvml.was_asked.wait(60.0)
 
 
 def test_the_drivers_percent_becomes_a_ratio_and_follows_it(nvml: FakeNvml) -> None:
@@ -67,7 +67,7 @@ def test_the_drivers_percent_becomes_a_ratio_and_follows_it(nvml: FakeNvml) -> N
         wait_for_two_questions(nvml)
         assert engine.samples()[NAME] == percent / 100
     engine.recorder.close()
-    thread.join(30.0)
+    thread.join(60.0)
     assert not thread.is_alive()
     assert engine.samples()[NAME] == 0
 
@@ -86,7 +86,7 @@ def test_a_forgotten_engine_is_asked_for_no_more(nvml: FakeNvml) -> None:
     thread = watch_device(engine.recorder, UUID, interval_s=0.001)
     del engine
     assert thread is not None
-    thread.join(30.0)
+    thread.join(60.0)
     assert not thread.is_alive()
 
 
@@ -95,7 +95,7 @@ def test_a_driver_that_stops_answering_ends_the_questions_and_is_said(nvml: Fake
     thread = watch_device(engine.recorder, UUID, interval_s=0.001)
     assert thread is not None
     nvml.busy_percent = None
-    thread.join(30.0)
+    thread.join(60.0)
     assert not thread.is_alive()
     assert caplog.messages == ["pagedcore_device_utilization_ratio stays at its last value: Not Supported."]
 

@@ -72,7 +72,7 @@ print([line for line in text.decode().splitlines() if "pagedcore_time_to_first_t
 def test_a_process_of_a_multi_process_set_up_has_its_latencies_and_no_exemplars(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", WRITER], env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", WRITER], env=env, capture_output=True, text=True, timeout=240, check=True)
     content_type, lines = done.stdout.splitlines()
     assert content_type == CONTENT_TYPE
     assert lines == """['pagedcore_time_to_first_token_seconds_count{engine="0",model_name="m"} 1.0']"""

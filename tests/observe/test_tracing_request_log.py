@@ -199,7 +199,7 @@ class SlowTaker:
 
     def take(self, lives: Sequence[Life]) -> None:
         self.has_begun.set()
-        assert self.may_go_on.wait(30.0)
+        assert self.may_go_on.wait(60.0)
         self.taken += lives
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ def test_a_disk_that_hangs_costs_lines_and_never_blocks(monkeypatch: pytest.Monk
     taker, life = SlowTaker(), ended("r")
     writer = Writer([taker])
     writer.put(life)
-    assert taker.has_begun.wait(30.0)
+    assert taker.has_begun.wait(60.0)
     for _ in range(10):
         writer.put(life)
     assert writer.num_dropped == 7

@@ -236,7 +236,7 @@ def test_another_process_is_scraped_with_both_names(tmp_path: Path) -> None:
     env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
     shown = ""
     for code in (WRITER, READER):
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240, check=True)
         shown = done.stdout
     assert 'vllm:prefix_cache_hits_total{engine="0",model_name="m"} 4.0' in shown
     assert 'pagedcore_prefix_cache_hit_tokens_total{engine="0",model_name="m",source="live",tenant=""} 4.0' in shown

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from pagedcore import EngineConfig
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.errors import CheckpointError, EngineClosedError, EngineError
 from pagedcore.garbage import GarbageHold
+from pagedcore.remote import loop as remote_loop
 from pagedcore.remote import process, restarts
 from pagedcore.remote.loop import RemoteLoop
 from pagedcore.remote.process import Supervised
@@ -200,13 +200,13 @@ def test_a_child_whose_engine_has_stopped_for_good_is_replaced(caplog: pytest.Lo
 
 def test_closing_while_it_is_being_started_again_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(remote_loop, "CLOSE_TIMEOUT_S", 3600.0)  # waited for, it would outlast the limit of every test
     monkeypatch.setenv("PAGEDCORE_TEST_MARKER", str(tmp_path / "marker"))
     with child_engine(model="hangs-later", metrics_instance="child-9") as engine:
         os.kill(child_pid(engine), signal.SIGKILL)
         wait_for(lambda: (tmp_path / "marker-2").exists(), "the second child hangs in its start")
-        pid, begin_s = engine.loop._source._child.pid, time.monotonic()
+        pid = engine.loop._source._child.pid
     assert is_gone(pid)
-    assert time.monotonic() - begin_s < 15.0, "half of what a child that answers would get"
 
 
 def test_signals_for_all_processes_are_the_parents_to_take() -> None:

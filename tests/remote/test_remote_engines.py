@@ -40,7 +40,7 @@ def test_a_draining_engine_finishes_what_runs_and_takes_nothing_new(one: Hosted)
         assert item.facts.error.kind == "EngineClosedError"
         channel.close()
         one.built.runner.gate.set()
-        thread.join(20.0)
+        thread.join(60.0)
         assert outputs[-1].outputs[0].token_ids == expected_tokens([1], 12)
         wait_for(lambda: one.server.num_open == 0, "nothing is open")
 

@@ -37,7 +37,7 @@ def test_the_requests_of_a_front_that_vanishes_are_aborted_and_no_others(one: Ho
         wait_for(lambda: one.server.num_open == 4, "all are there")
         channel.close()
         one.built.runner.gate.set()
-        thread.join(30.0)
+        thread.join(60.0)
         assert results[-1].outputs[0].token_ids == expected_tokens([9], 12)
         wait_for(lambda: not one.running_ids(), "the others have ended")
         assert other.stats().num_finished["aborted"] == 3
@@ -195,18 +195,18 @@ def test_a_front_that_was_closed_while_the_engine_came_back_lets_that_one_go(one
         def slowly(stop: threading.Event) -> Link | None:
             link = reopen(threading.Event())
             is_back.set()
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(60.0)
             return link
 
         source.reopen = slowly
         loop._link.abort()
-        assert is_back.wait(20)
+        assert is_back.wait(60.0)
         closing = threading.Thread(target=front.close_sync)
         closing.start()
-        assert loop._stop.wait(20)
+        assert loop._stop.wait(60.0)
         may_go_on.set()
-        closing.join(20)
-        loop._thread.join(20)
+        closing.join(60.0)
+        loop._thread.join(60.0)
         assert not loop._thread.is_alive()
         assert loop._link is None
         assert not loop.is_linked

@@ -56,7 +56,7 @@ def test_many_requests_of_many_fronts_at_once_all_get_their_own(one: Hosted) -> 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(60.0)
         assert first.stats().num_finished["completed"] == 24
 
 
@@ -75,7 +75,7 @@ def test_two_fronts_may_choose_the_same_id_and_each_hears_of_its_own(one: Hosted
         wait_for(lambda: one.server.num_open == 2, "both are there")
         one.built.runner.gate.set()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(60.0)
         assert [results[number].outputs[0].token_ids for number in range(2)] == [expected_tokens([1], 12), expected_tokens([2], 12)]
         assert {result.request_id for result in results.values()} == {"mine"}
         assert [front.history.find("mine")["prompt_tokens"] for front in (first, second)] == [1, 1]
@@ -193,13 +193,13 @@ def test_a_grammar_is_compiled_beside_the_other_requests_of_its_front(one: Hoste
             return
         if isinstance(message, AddRequest):
             begins.set()
-            assert goes_on.wait(20.0)
+            assert goes_on.wait(60.0)
         told.append(type(message))
 
     monkeypatch.setattr(one.built.loop, "submit", compiling)
     channel = greeted(raw_front(one))
     channel.put(Add(make_request("slow", [1], structured_outputs={"regex": "a"})))
-    assert begins.wait(20.0)
+    assert begins.wait(60.0)
     channel.put(frames.Abort("slow"))
     channel.put(Add(make_request("quick", [2], max_tokens=1)))
     updates = frames.decode_from_engine(channel.read() or b"")

@@ -44,7 +44,7 @@ class _GatedStep:
 
     def result(self) -> StepResult:
         self.runner.waiting.set()
-        assert self.runner.gate.wait(30.0), "the test never opened the gate"
+        assert self.runner.gate.wait(120.0), "the test never opened the gate"
         return self.pending.result()
 
 
@@ -73,7 +73,7 @@ class Built:
 
     def settle(self) -> None:
         """Until the engine has nothing to do and has told everybody; raises where its books disagree then."""
-        while self.loop.call(lambda: self.loop._scheduler.has_work).result(30.0):
+        while self.loop.call(lambda: self.loop._scheduler.has_work).result(60):
             pass
         self.engine.check()
 

@@ -34,7 +34,7 @@ class Prometheus:
 
     def get(self, path: str, **params: Any) -> Any:
         """The `data` of an answer. Fails with what Prometheus says of an expression that it cannot evaluate."""
-        reply = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=30)
+        reply = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=60)
         answer = reply.json()
         assert answer["status"] == "success", answer["error"]
         return answer["data"]

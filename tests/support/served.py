@@ -76,7 +76,7 @@ class Served:
         return {pid for pid in self.pids() if library in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")}
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+        return httpx.get(self.url + path, timeout=60)
 
     def is_ready(self, path: str) -> bool:
         assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.tail()}"
