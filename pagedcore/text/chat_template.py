@@ -28,10 +28,6 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = dict(sources)
 
-    @property
-    def is_present(self) -> bool:
-        return bool(self._sources)
-
     def render(self, messages: Sequence[dict[str, Any]], special_tokens: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str:
         """The prompt of a conversation. `kwargs` reach the template; `add_generation_prompt` is true unless given,
         `continue_final_message=True` leaves the last message open.

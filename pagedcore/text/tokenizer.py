@@ -41,10 +41,6 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._template.is_present
-
-    @property
     def eos_token_id(self) -> int | None:
         return self._special_id("eos_token")
 

@@ -103,7 +103,6 @@ def test_a_setting_that_is_no_template_is_refused_at_start(tmp_path: Path, overr
 
 def test_without_a_template_chat_is_refused_with_the_fix_and_completions_work(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path)
-    assert not tokenizer.has_chat_template
     assert tokenizer.encode("hello")
     with pytest.raises(InvalidRequestError, match="set chat_template") as error:
         tokenizer.render_chat([USER])
