@@ -4,7 +4,7 @@ Each server is a process of its own over an engine that gives every running requ
 Ours detokenizes (a made-up vocabulary), counts usage and watches for disconnects; the plain one writes a line of JSON for each token and
 nothing else. `us a token` is processor time of the server process, both its kernel's and its own.
 
-usage: python bench/http_front.py [--streams 256] [--step-ms 10] [--rounds 3] [--only ours plain]
+usage: python bench/http_front.py [--streams 256] [--step-ms 10] [--rounds 3] [--only ours plain] [--http h11 --loop asyncio]
        python bench/http_front.py --make-tokenizer FOLDER --vocab-size 151936
 """
 
@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,12 @@ from fastapi.responses import StreamingResponse
 from pagedcore.client import ModelInfo, RequestContext
 from pagedcore.commands.bench.lengths import Lengths
 from pagedcore.commands.bench.local_server import _free_port, _wait_until_ready
-from pagedcore.commands.bench.online_load import OnlineRound, deal, make_calls, run_online
+from pagedcore.commands.bench.online_load import Call, OnlineRound, deal, make_calls, run_online
 from pagedcore.commands.bench.online_stream import Endpoint
 from pagedcore.commands.bench.serve import first_token_s, inter_token_s, num_tokens, tokens_per_s
 from pagedcore.commands.bench.spread import percentile, weighted_percentile
 from pagedcore.commands.bench.workloads import Load
+from pagedcore.commands.http_front import BACKLOG
 from pagedcore.front import Front
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from pagedcore.openai import build_app
@@ -189,19 +190,20 @@ def _plain_request(request_id: str, params: SamplingParams) -> AddRequest:
     return AddRequest(request_id=request_id, group_id=request_id, prompt_token_ids=[], params=params, arrival_s=0.0)
 
 
-def serve(kind: str, port: int, step_s: float) -> None:
+def serve(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        app = make_app(kind, step_s, make_tokenizer(Path(folder)))
+        app = make_app(args.serve, args.step_ms / 1000, make_tokenizer(Path(folder)))
     gc.collect()
     gc.freeze()  # as an engine does when it is ready
-    uvicorn.run(app, port=port, log_level="warning")
+    uvicorn.run(app, port=args.port, log_level="warning", access_log=False, backlog=BACKLOG, http=args.http, loop=args.loop)
 
 
 @contextmanager
-def served(kind: str, step_ms: float) -> Iterator[tuple[str, int]]:
+def served(kind: str, args: argparse.Namespace) -> Iterator[tuple[str, int]]:
     """URL and process id of a server."""
     port = _free_port()
-    command = [sys.executable, __file__, "--serve", kind, "--port", str(port), "--step-ms", str(step_ms)]
+    command = [sys.executable, __file__, "--serve", kind, "--port", str(port), "--step-ms", str(args.step_ms)]
+    command += ["--http", args.http, "--loop", args.loop]
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -218,20 +220,28 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
 
 
-def measure(kind: str, args: argparse.Namespace) -> None:
+def compare(args: argparse.Namespace) -> None:
+    """All servers stand from the beginning to the end; rounds go round them, so that what else the machine does meets all alike."""
+    print(f"{args.streams} streams at once, a step of {args.step_ms:g} ms, {args.output_tokens} tokens each, {os.cpu_count()} cores")
+    print(f"{'':<7}{'tok/s':>9}{'us a token':>12}{'tok a read':>12}{'TTFT p50':>10}{'p99':>8}{'ITL p50':>10}{'p99 ms':>8}{'client':>9}")
+    calls = make_timed_calls(args)
+    with ExitStack() as servers:
+        served_by = {kind: servers.enter_context(served(kind, args)) for kind in args.only}
+        for number in range(args.rounds + 1):
+            for kind, (url, pid) in served_by.items():
+                before_s = cpu_s(pid)
+                result = run_online(deal(Endpoint(url=url, model="bench"), calls, None, args.client_processes))
+                if number:  # the first round is a warm-up
+                    print(row(kind, result, cpu_s(pid) - before_s), flush=True)
+
+
+def make_timed_calls(args: argparse.Namespace) -> list[Call]:
     load = Load(
         num_prompts=args.streams,
         prompt_tokens=Lengths.parse(args.prompt_tokens, "--prompt-tokens"),
         output_tokens=Lengths.parse(args.output_tokens, "--output-tokens"),
     )
-    calls = make_calls(load.requests(10_000), {"model": "bench", "stream_options": {"include_usage": True}}, None, 0)
-    with served(kind, args.step_ms) as (url, pid):
-        shares = deal(Endpoint(url=url, model="bench"), calls, None, args.client_processes)
-        for number in range(args.rounds + 1):
-            before_s = cpu_s(pid)
-            result = run_online(shares)
-            if number:  # the first round is a warm-up
-                print(row(kind, result, cpu_s(pid) - before_s), flush=True)
+    return make_calls(load.requests(10_000), {"model": "bench", "stream_options": {"include_usage": True}}, None, 0)
 
 
 def row(kind: str, result: OnlineRound, server_cpu_s: float) -> str:
@@ -254,6 +264,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0, help="time of an engine step: every running stream gets one token")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--client-processes", type=int, default=1)
+    parser.add_argument("--http", choices=("auto", "h11", "httptools"), default="auto", help="how uvicorn reads and writes HTTP")
+    parser.add_argument("--loop", choices=("auto", "asyncio", "uvloop"), default="auto", help="its event loop")
     parser.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--make-tokenizer", type=Path, metavar="FOLDER", help="write a made-up tokenizer.json there, and nothing else")
     parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
@@ -263,16 +275,9 @@ def main() -> None:
     if args.make_tokenizer:
         make_tokenizer(args.make_tokenizer, args.vocab_size)
     elif args.serve:
-        serve(args.serve, args.port, args.step_ms / 1000)
+        serve(args)
     else:
         compare(args)
-
-
-def compare(args: argparse.Namespace) -> None:
-    print(f"{args.streams} streams at once, a step of {args.step_ms:g} ms, {args.output_tokens} tokens each, {os.cpu_count()} cores")
-    print(f"{'':<7}{'tok/s':>9}{'us a token':>12}{'tok a read':>12}{'TTFT p50':>10}{'p99':>8}{'ITL p50':>10}{'p99 ms':>8}{'client':>9}")
-    for kind in args.only:
-        measure(kind, args)
 
 
 if __name__ == "__main__":

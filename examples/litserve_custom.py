@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import re
-import signal
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ import litserve as ls
 from pydantic import BaseModel
 
 from pagedcore import EngineConfig, RequestOutput, SamplingParams
-from pagedcore_adapters.litserve_api import PagedCoreAPI, add_metrics_route
+from pagedcore_adapters.litserve_api import PagedCoreAPI, add_metrics_route, stop_on_signals
 
 INSTRUCTIONS = "You read what customers write to their bank. Say in one short sentence what the customer wants. Add nothing else."
 MAX_CHARACTERS = 4000
@@ -42,7 +41,7 @@ class SummaryAPI(PagedCoreAPI):
 def main() -> None:
     server = ls.LitServer(SummaryAPI(EngineConfig(max_num_seqs=64), api_path="/summarize"), accelerator="auto", timeout=False)
     add_metrics_route(server.app)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # LitServe ends all its processes on Ctrl-C only
+    stop_on_signals()
     server.run(host="127.0.0.1", port=int(sys.argv[1]) if len(sys.argv) > 1 else 8000, generate_client_file=False)
 
 

@@ -1,4 +1,7 @@
-"""An offline script written for vLLM's `LLM` class; only the import is another: `python examples/migrate_from_vllm.py [model]`."""
+"""An offline script written for vLLM's `LLM` class; only the import is another: `python examples/migrate_from_vllm.py [model]`.
+
+With no model named it runs on the embedded one, which needs no hub; its original there is HuggingFaceTB/SmolLM2-135M-Instruct.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +28,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "HuggingFaceTB/SmolLM2-135M-Instruct")
+    main(sys.argv[1] if len(sys.argv) > 1 else "SmolLM2-135M-Instruct")

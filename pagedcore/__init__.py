@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnknownOptionError,
         UnknownRequestError,
         UnsupportedFeatureError,
+        UnsupportedMediaTypeError,
     )
     from pagedcore.llm import LLM
     from pagedcore.observe.stats import StatsSnapshot
@@ -88,6 +89,7 @@ __all__ = [
     "UnknownOptionError",
     "UnknownRequestError",
     "UnsupportedFeatureError",
+    "UnsupportedMediaTypeError",
     "__version__",
 ]
 

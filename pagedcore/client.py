@@ -12,6 +12,9 @@ from pagedcore.sampling_params import SamplingParams
 from pagedcore.shown import shown
 from pagedcore.traceparent import parse_traceparent
 
+MAX_USER_CHARS = 256
+"""Of the name of a user that logs and histories keep."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
@@ -38,6 +41,8 @@ class RequestContext:
     tenant: str | None = None
     cache_salt: str | None = None
     request_class: str | None = None
+    user: str | None = None
+    """Whom the caller names, for the log of requests: no answer, quota or cache depends on it."""
     adapter: str = "library"
     traceparent: str | None = None
     """The caller's span, as a W3C `traceparent`; None is the current OpenTelemetry span, if there is one."""
@@ -45,7 +50,7 @@ class RequestContext:
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
             raise InvalidRequestError(f"priority must be an integer, got {shown(self.priority)}.", param="priority")
-        for name in ("tenant", "cache_salt", "request_class", "adapter"):
+        for name in ("tenant", "cache_salt", "request_class", "user", "adapter"):
             value = getattr(self, name)
             if value is not None or name == "adapter":
                 check_text(value, name)
@@ -56,6 +61,12 @@ class RequestContext:
     def in_trace(self, header: str | None) -> RequestContext:
         """The same under the caller's span; a header that is no valid `traceparent` is ignored, as its standard says."""
         return self if header is None or parse_traceparent(header) is None else replace(self, traceparent=header)
+
+
+def named_user(user: str | None, safety_identifier: str | None) -> str | None:
+    """Whom a client names, by OpenAI's older field or the one that replaces it; cut to what a line of a log may hold."""
+    name = safety_identifier if user is None else user
+    return None if name is None else name[:MAX_USER_CHARS]
 
 
 def check_text(value: object, name: str) -> None:

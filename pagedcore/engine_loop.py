@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
@@ -19,13 +19,15 @@ from pagedcore.client import ModelInfo
 from pagedcore.config import EnginePlan
 from pagedcore.core.block_pool import BlockPool
 from pagedcore.core.events import Arrived, Finished
+from pagedcore.core.request_limits import reject_reason
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, Runner, StepPlan
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
 from pagedcore.garbage import GarbageHold
 from pagedcore.grammar.grammars import Grammars, prepare
 from pagedcore.inbox import Inbox, fulfil
-from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
+from pagedcore.last_events import last_events
+from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate, failed_update
 from pagedcore.observe.recorder import Recorder
 from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outboxes import Outbox, Outboxes
@@ -39,6 +41,9 @@ MAX_CONSECUTIVE_FAILURES = 3
 
 MAX_GATHERING_S = 0.05
 """Longest that the engine waits for requests that come together; others wait with it."""
+
+LENDING_S = 1.0
+"""How long whoever gives up on the engine thread waits for it to be with the device, where its requests can be ended in order."""
 
 IDLE_FLUSH_S = 1.0
 """An idle engine wakes this often to move the windows of its gauges on."""
@@ -87,13 +92,16 @@ class EngineLoop:
         self.tracer = parts.tracer or Tracer(parts.recorder, clock=clock)
         self.advisor = Advisor(parts.recorder, parts.scheduler.limits, clock=clock)
         self._clock = clock
-        self._inbox = Inbox()
+        self._inbox = Inbox(self._note_received)
+        self._new: list[AddRequest] = []
+        """Added since the last `_emit`: in no book yet."""
         self._outboxes = Outboxes()
         self._in_flight: deque[_InFlight] = deque()
         self._depth = 2 if parts.plan.overlap else 1
         self._submitted_s: float | None = None  # of the step committed last
         self._num_failures = 0
-        self._lost: list[Finished] = []
+        self._beside: list[Finished] = []
+        """Ends of requests that the scheduler never had, not recorded yet."""
         self._closing = False
         self._fatal: PagedCoreError | None = None
         self._refusal: str | None = None
@@ -101,6 +109,8 @@ class EngineLoop:
         self._garbage = GarbageHold()
         self._thread = threading.Thread(target=self._run, name="pagedcore-engine", daemon=True)
         self._start_lock = threading.RLock()
+        self._state_lock = threading.Lock()
+        """Held by the engine thread but while it is with the device: who has it may end the requests."""
         self._is_over = threading.Event()
         belong_to_process(self)
 
@@ -124,7 +134,11 @@ class EngineLoop:
         if fault is None:
             self._inbox.put_message(message, outbox)
         else:
-            self._inbox.put_call(partial(self._outboxes.refuse, message.request_id, cast("Outbox", outbox), fault))
+            self._inbox.put_fault(cast("AddRequest", message), fault, cast("Outbox", outbox))
+
+    def _note_received(self, request: AddRequest) -> None:
+        if self._records and request.choice_index == 0:
+            self._recorder.received(request)
 
     def _fault_of_form(self, message: AddRequest) -> PagedCoreError | None:
         """Compile what the output must follow, here, so that the engine thread never waits for it. A front in this process has done it."""
@@ -189,7 +203,9 @@ class EngineLoop:
 
     def count_lost(self, ends: Sequence[Finished]) -> None:
         """Requests that an engine before this one took with it when it died: they have arrived and ended in the books of this one."""
-        self.call(partial(self._lost.extend, ends))
+        for request in {end.request.group_id: end.request for end in ends}.values():
+            self._recorder.received(request)
+        self.call(partial(self._beside.extend, ends))
 
     def check(self) -> None:
         """Raise AssertionError where an owner's state contradicts itself; changes nothing."""
@@ -197,7 +213,7 @@ class EngineLoop:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block without an owner; False when running requests still hold shared ones."""
-        return self.call(self._scheduler.reset_prefix_cache).result()
+        return self.call(lambda: self._scheduler.reset_prefix_cache(self._clock())).result()
 
     def check_request(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
         """Raise what adding such a request would raise for its size; changes nothing."""
@@ -210,7 +226,8 @@ class EngineLoop:
     def close(self, timeout_s: float = 30.0) -> None:
         """End every request as aborted, stop the thread and give the device memory back. May be called twice, from any thread.
 
-        When the device does not answer in time, the requests end with an error and the thread is left behind.
+        Requests that the engine thread has not seen yet end with an error. When the device does not answer in time, all do, and the
+        thread is left behind.
         """
         if self._refusal is None:
             self._refusal = "The engine is closed and takes no more requests; start a new engine."
@@ -240,17 +257,20 @@ class EngineLoop:
     # ---- engine thread
 
     def _run(self) -> None:
-        try:
-            while not self._closing and self._fatal is None:
-                self._take_inbox()
-                if not self._closing:
-                    self._step()
-            self._end_all()
-        except Exception as error:  # the engine loop's edge: the scheduler's state is unknown now
-            logger.critical("The engine loop failed.", exc_info=error)
-            self._fail_for_good(EngineError(f"The engine loop failed: {type(error).__name__}: {error}"), error)
-        finally:
-            self._leave()
+        with self._state_lock:
+            try:
+                while not self._closing and self._fatal is None:
+                    self._take_inbox()
+                    if not self._closing:
+                        self._step()
+                self._end_all()
+            except Exception as error:  # the engine loop's edge: the scheduler's state is unknown now
+                logger.critical("The engine loop failed.", exc_info=error)
+                self._fail_for_good(EngineError(f"The engine loop failed: {type(error).__name__}: {error}"), error)
+                with suppress(Exception):  # as far as it is well, it knows best how far its requests have come
+                    self._end_all()
+            finally:
+                self._leave()
 
     def _take_inbox(self) -> None:
         """Take what waits; wait for the first item when there is nothing to do."""
@@ -258,6 +278,9 @@ class EngineLoop:
         for kind, subject, answer in self._inbox.take(block=block, timeout_s=timeout_s):
             if kind == "message":
                 self._handle(subject, answer)
+            elif kind == "fault":
+                request, fault = subject
+                self._refuse(request, fault, answer)
             elif kind == "call":
                 fulfil(answer, subject)
 
@@ -285,6 +308,7 @@ class EngineLoop:
     def _add(self, message: AddRequest, outbox: Outbox, now_s: float) -> None:
         if message.request_id in self._outboxes:
             self._emit()  # it may have ended in this turn: its last update goes to the front that had it
+        self._new.append(message)
         is_new = message.request_id not in self._outboxes
         if is_new:
             self._outboxes.open(message.request_id, outbox)  # before anything can go wrong, so that it is told
@@ -294,6 +318,13 @@ class EngineLoop:
             if is_new:
                 self._outboxes.close(message.request_id)
             self._outboxes.refuse(message.request_id, outbox, error)
+
+    def _refuse(self, request: AddRequest, fault: PagedCoreError, outbox: Outbox) -> None:
+        """A request with a fault that need not be shown to the scheduler."""
+        reason = reject_reason(fault) if isinstance(fault, RequestError) else "invalid"
+        num_tokens = len(request.prompt_token_ids)
+        self._beside.append(Finished(request, self._clock(), "rejected", "error", reason, num_abandoned_prompt_tokens=num_tokens))
+        self._outboxes.refuse(request.request_id, outbox, fault)
 
     def _step(self) -> None:
         """One turn of the engine: plan ahead as far as allowed, then commit the oldest step."""
@@ -307,14 +338,17 @@ class EngineLoop:
     def _submit(self, plan: StepPlan) -> None:
         try:
             submitted_s = self._clock()
-            self._in_flight.append(_InFlight(plan, self._runner.submit(plan), submitted_s))
+            with self._with_device():
+                pending = self._runner.submit(plan)
+            self._in_flight.append(_InFlight(plan, pending, submitted_s))
         except Exception as error:  # noqa: BLE001  whatever the device raises ends this step's requests only
             self._fail_in_flight(error, plan)
 
     def _commit_oldest(self) -> None:
         plan, pending, self._submitted_s = self._in_flight.popleft()
         try:
-            result = pending.result()
+            with self._with_device():
+                result = pending.result()
         except Exception as error:  # noqa: BLE001  whatever the device raises ends this step's requests only
             self._fail_in_flight(error, plan)
             return
@@ -348,13 +382,14 @@ class EngineLoop:
     def _emit(self) -> None:
         """Record what happened, then hand each outbox its updates."""
         events = self._scheduler.take_events()
-        if self._lost:
-            events.events += [event for end in self._lost for event in (Arrived(end.request, end.now_s), end)]
-            self._lost = []
+        if self._beside:
+            events.events += [event for end in self._beside for event in (Arrived(end.request, end.now_s), end)]
+            self._beside.clear()
         if self._records:
             events.submitted_s = self._submitted_s if events.step_id is not None else None
             self._recorder.record(events)
             self._recorder.maybe_flush(events.now_s)
+        self._new.clear()
         self._outboxes.deliver(self._scheduler.take_updates(), self._complete)
         self._outboxes.tell_refused()  # after they were counted
 
@@ -369,7 +404,17 @@ class EngineLoop:
 
     def _start_recording(self) -> None:
         self._scheduler.take_events()
+        self._new.clear()
         self._records = True
+
+    @contextmanager
+    def _with_device(self) -> Iterator[None]:
+        """The engine thread may not come back from inside."""
+        self._state_lock.release()
+        try:
+            yield
+        finally:
+            self._state_lock.acquire()
 
     # ---- the end
 
@@ -377,7 +422,8 @@ class EngineLoop:
         """Nothing is in flight afterwards. What failed was reported already, or ends with the engine."""
         while self._in_flight:
             try:
-                self._in_flight.popleft().pending.result()
+                with self._with_device():
+                    self._in_flight.popleft().pending.result()
             except Exception:  # noqa: BLE001  the first failure is the one that is reported
                 continue
 
@@ -397,15 +443,37 @@ class EngineLoop:
             last.callback(self.tracer.close)
             last.callback(self.advisor.close)
             last.callback(self._wait_for_device)
-            last.callback(self._refuse_inbox)
-            self._outboxes.end_all(self._fatal or EngineClosedError("The engine was closed while this request ran; send it again."))
+            self._settle(self._fatal or EngineClosedError("The engine was closed while this request ran; send it again."))
 
     def _abandon(self, timeout_s: float) -> None:
         """The thread hangs in a device call. Callers are told; the memory cannot be given back."""
         error = EngineClosedError(f"The engine was closed and its device did not answer within {timeout_s:g} s.")
         logger.error("%s Its thread and its memory are left behind.", error)
-        self._outboxes.end_all(error)
-        self._refuse_inbox()
+        if self._state_lock.acquire(timeout=LENDING_S):
+            try:
+                self._scheduler.end_all(self._clock(), error)
+                self._emit()
+            finally:
+                self._state_lock.release()
+        self._settle(error)
 
-    def _refuse_inbox(self) -> None:
-        self._inbox.refuse(EngineClosedError(self._refusal or "The engine is closed."))
+    def _settle(self, error: PagedCoreError) -> None:
+        """All who are still here end by the error, and those whom nobody has seen yet as refused: counted first, then told.
+
+        What comes later is not recorded any more. May be called twice, from any thread.
+        """
+        refusal = EngineClosedError(self._refusal or "The engine is closed.")
+        waiting = self._inbox.refuse(refusal)
+        try:
+            self._record_last([request for request, _ in waiting])
+        except Exception as fault:  # callers are told all the same
+            logger.error("The last requests of the engine could not be counted.", exc_info=fault)
+        self._outboxes.end_all(error)
+        for request, outbox in waiting:
+            outbox([failed_update(request.request_id, refusal)])
+
+    def _record_last(self, waiting: list[AddRequest]) -> None:
+        records, self._records = self._records, False
+        events = last_events(self._recorder, [*self._new, *waiting], self._clock()) if records else None
+        if events is not None:
+            self._recorder.record(events)

@@ -10,6 +10,7 @@
     |   |   |-- UnsupportedFeatureError     400   valid elsewhere, not offered here
     |   |   |-- PromptTooLongError          400   prompt (+ max_tokens) above max_model_len
     |   |   |-- RequestTooLargeError        413   a body above max_request_bytes
+    |   |   |-- UnsupportedMediaTypeError   415   a body that is not JSON, by what its headers say
     |   |   `-- PoolTooSmallError           400   can never fit the KV pool
     |   |-- AuthenticationError             401
     |   |-- OperatorOnlyError               403
@@ -96,6 +97,13 @@ class RequestTooLargeError(InvalidRequestError):
 
     http_status = 413
     code = "request_too_large"
+
+
+class UnsupportedMediaTypeError(InvalidRequestError):
+    """The Content-Type of the body is none of JSON."""
+
+    http_status = 415
+    code = "unsupported_media_type"
 
 
 class PoolTooSmallError(InvalidRequestError):

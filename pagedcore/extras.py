@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 NAME = "pagedcore"
 PACKAGE_ROOT = Path(__file__).parents[1]
 
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?[^;]*(?:;(?P<marker>.*))?")
-_EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
-
 Extras = Mapping[str, tuple[str, ...]]
-"""Extra -> the distributions that it brings on every machine."""
+"""Extra -> the distributions that it brings on this machine."""
 
 
 def pip_command(extra: str) -> str:
@@ -27,20 +26,20 @@ def pip_command(extra: str) -> str:
 
 def extras() -> Extras:
     """Those of the checkout that is imported, else those of the installed package."""
-    folder = checkout()
-    if folder is not None:
-        optional = _project(folder / "pyproject.toml")["optional-dependencies"]
-        return _resolved({extra: [_REQUIREMENT.match(text) for text in texts] for extra, texts in optional.items()})
-    try:
-        texts = importlib.metadata.requires(NAME) or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    by_extra: dict[str, list[re.Match[str] | None]] = {}
-    for text in texts:
-        found = _EXTRA.search(text)
-        if found is not None:
-            by_extra.setdefault(found[1], []).append(_REQUIREMENT.match(_EXTRA.sub("", text)))
-    return _resolved(by_extra)
+    by_extra = _requirements()
+
+    def brought(extra: str) -> Iterator[str]:
+        for requirement in by_extra[extra]:
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            if requirement.name != NAME:
+                yield requirement.name
+                continue
+            for inner in by_extra:
+                if inner in requirement.extras:
+                    yield from brought(inner)
+
+    return {extra: tuple(dict.fromkeys(brought(extra))) for extra in by_extra}
 
 
 def missing(distributions: Iterable[str]) -> list[str]:
@@ -60,6 +59,23 @@ def checkout() -> Path | None:
     """The folder of sources that is imported, as by `pip install -e`; None for an installed copy."""
     is_source = _project(PACKAGE_ROOT / "pyproject.toml").get("name") == NAME
     return PACKAGE_ROOT if is_source else None
+
+
+def _requirements() -> dict[str, list[Requirement]]:
+    """Extra -> what it asks for, by markers: an installed copy keeps those of all extras in one list, each marked with its extra."""
+    from packaging.requirements import Requirement
+
+    folder = checkout()
+    if folder is not None:
+        optional = _project(folder / "pyproject.toml")["optional-dependencies"]
+        return {extra: [Requirement(text) for text in texts] for extra, texts in optional.items()}
+    try:
+        metadata = importlib.metadata.metadata(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist") or ()]
+    optional_ones = [one for one in requirements if one.marker is not None and not one.marker.evaluate({"extra": ""})]
+    return dict.fromkeys(metadata.get_all("Provides-Extra") or (), optional_ones)
 
 
 @cache
@@ -88,19 +104,3 @@ def _target(extra: str, source: Path | None, direct_url: Mapping[str, Any], here
     if vcs is not None:
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     return f"'{NAME}[{extra}] @ {url}'"
-
-
-def _resolved(requirements: Mapping[str, list[re.Match[str] | None]]) -> Extras:
-    """With `pagedcore[a,b]` replaced by what a and b bring, and without what only some machines need."""
-
-    def brought(extra: str) -> Iterable[str]:
-        for found in requirements.get(extra, ()):
-            if found is None or (found["marker"] or "").strip(" ()"):
-                continue
-            if found["name"] != NAME:
-                yield found["name"]
-                continue
-            for inner in (found["extras"] or "").split(","):
-                yield from brought(inner.strip())
-
-    return {extra: tuple(dict.fromkeys(brought(extra))) for extra in requirements}

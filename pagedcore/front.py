@@ -269,6 +269,7 @@ class Front:
                 tenant=context.tenant,
                 cache_salt=context.cache_salt,
                 request_class=context.request_class,
+                user=context.user,
                 adapter=context.adapter,
                 traceparent=traceparent,
             )

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from pagedcore.errors import EngineClosedError
-from pagedcore.messages import AddRequest, InboxMessage, failed_update
+from pagedcore.errors import EngineClosedError, PagedCoreError
+from pagedcore.messages import AddRequest, InboxMessage
 from pagedcore.outboxes import Outbox
 
 T = TypeVar("T")
 
-Item = tuple[Literal["message", "call", "wake"], Any, Any]
-"""("message", message, outbox), ("call", function, future) or ("wake", None, None)."""
+Item = tuple[Literal["message", "fault", "call", "wake"], Any, Any]
+"""("message", message, outbox), ("fault", (request, what is wrong with it), outbox), ("call", function, future) or ("wake", None, None)."""
 
 
 class Inbox:
-    """Owns the items that other threads leave for the engine thread. Each is taken once, or refused."""
+    """Owns the items that other threads leave for the engine thread. Each is taken once, or given back by `refuse`.
 
-    def __init__(self) -> None:
+    The other methods that put something in raise `EngineClosedError` after `refuse`, with nothing put in.
+    """
+
+    def __init__(self, note_received: Callable[[AddRequest], None] = lambda _: None) -> None:
+        """`note_received` is told of each request that is put in, before the engine thread can take it."""
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._note_received = note_received
         self._refusal: EngineClosedError | None = None
+        self._lock = threading.RLock()  # a stream that is garbage-collected under it puts an abort in
 
     def put_message(self, message: InboxMessage, outbox: Outbox | None) -> None:
-        self._put(("message", message, outbox))
+        with self._lock:
+            self._raise_if_refused()
+            if isinstance(message, AddRequest):
+                self._note_received(message)
+            self._items.put(("message", message, outbox))
+
+    def put_fault(self, request: AddRequest, fault: PagedCoreError, outbox: Outbox) -> None:
+        """A request that is to be refused."""
+        with self._lock:
+            self._raise_if_refused()
+            self._note_received(request)
+            self._items.put(("fault", (request, fault), outbox))
 
     def put_call(self, function: Callable[[], T]) -> Future[T]:
         """The future has what the function returns or raises."""
         future: Future[T] = Future()
-        self._put(("call", function, future))
+        with self._lock:
+            self._raise_if_refused()
+            self._items.put(("call", function, future))
         return future
 
     def wake(self) -> None:
@@ -49,23 +69,24 @@ class Inbox:
         except queue.Empty:
             return
 
-    def refuse(self, error: EngineClosedError) -> None:
-        """Answer what waits with the error; from now on whoever puts something in does this himself."""
-        self._refusal = error
-        while True:
-            try:
-                kind, subject, answer = self._items.get_nowait()
-            except queue.Empty:
-                return
+    def refuse(self, error: EngineClosedError) -> list[tuple[AddRequest, Outbox]]:
+        """Take nothing more: calls that wait raise the error, and the requests that wait are given back."""
+        with self._lock:
+            self._refusal = error
+        requests: list[tuple[AddRequest, Outbox]] = []
+        while not self._items.empty():
+            kind, subject, answer = self._items.get_nowait()
             if kind == "call":
                 fulfil(answer, partial(_raise, error))
+            elif kind == "fault":
+                requests.append((subject[0], answer))
             elif isinstance(subject, AddRequest):
-                answer([failed_update(subject.request_id, error)])
+                requests.append((subject, answer))
+        return requests
 
-    def _put(self, item: Item) -> None:
-        self._items.put(item)
-        if self._refusal is not None:  # the thread has looked for the last time, so this one looks itself
-            self.refuse(self._refusal)
+    def _raise_if_refused(self) -> None:
+        if self._refusal is not None:
+            raise EngineClosedError(str(self._refusal))
 
 
 def fulfil(future: Future[Any], function: Callable[[], Any]) -> None:

@@ -35,6 +35,8 @@ class AddRequest:
     tenant: str | None = None
     cache_salt: str | None = None
     request_class: str | None = None
+    user: str | None = None
+    """Whom the caller names; only logs have it."""
     adapter: str = "library"
     traceparent: str | None = None
     """The caller's span, as a W3C `traceparent`."""

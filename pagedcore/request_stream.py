@@ -7,12 +7,13 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from pagedcore.errors import EngineClosedError, PagedCoreError
 from pagedcore.messages import AbortRequest, FinishRequest, InboxMessage, RequestUpdate
 from pagedcore.outputs import CacheReport, CompletionOutput, FinishReason, Logprob, RequestOutput, RequestTimings, Status
+from pagedcore.partial_output import ChoiceSoFar
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.text.output_text import ChoiceText
 from pagedcore.text.tokenizer import Tokenizer
@@ -78,62 +79,26 @@ def _notify_all(streams: list[RequestStream]) -> None:
         stream.notify()
 
 
-class PartialOutput(CompletionOutput):
-    """A choice that goes on. Copies its token ids when somebody looks at all of them: most look at the new ones only, and a copy for
-    each token would cost more and more as an output grows."""
-
-    __slots__ = ("_ids", "_is_shared", "_num_ids")
-
-    _ids: list[int]
-    _num_ids: int
-    _is_shared: bool
-
-    @property
-    def token_ids(self) -> list[int]:
-        if self._is_shared:
-            self._ids, self._is_shared = self._ids[: self._num_ids], False
-        return self._ids
-
-    @token_ids.setter
-    def token_ids(self, ids: list[int]) -> None:
-        """`ids` may grow at its end until somebody looks."""
-        self._ids, self._num_ids, self._is_shared = ids, len(ids), True
-
-
 @dataclass(slots=True)
 class _Choice:
-    """What the front knows of one choice so far."""
+    """What the front knows of one choice."""
 
     request_id: str
-    index: int
+    so_far: ChoiceSoFar
     text_state: ChoiceText | None
-    text: str = ""
-    new_text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    num_seen: int = 0
-    """Tokens already shown to the caller."""
-    logprobs: list[dict[int, Logprob]] | None = None
-    cumulative_logprob: float | None = None
+    is_plain: bool
+    """Its tokens bring text and nothing else: no stop string is looked for, and nobody asked for log probabilities."""
     matched_stop: str | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
-    def snapshot(self) -> CompletionOutput:
-        """The cumulative output, and what is new since the last one. Marks all of it as seen."""
-        is_last = self.finish_reason is not None
-        output = (CompletionOutput if is_last else PartialOutput)(
-            index=self.index,
-            text=self.text,
-            token_ids=list(self.token_ids) if is_last else self.token_ids,
-            logprobs=None if self.logprobs is None else list(self.logprobs),
-            cumulative_logprob=self.cumulative_logprob,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            new_text=self.new_text,
-            new_token_ids=self.token_ids[self.num_seen :],
-        )
-        self.new_text, self.num_seen = "", len(self.token_ids)
-        return output
+    def add_plain(self, token_ids: list[int]) -> None:
+        """Tokens of a plain choice, none of them its last."""
+        self.so_far.add(token_ids, "" if self.text_state is None else self.text_state.push_plain(token_ids))
+
+    def output(self) -> CompletionOutput:
+        """The choice as it stands. Marks all of it as seen."""
+        return self.so_far.partial() if self.finish_reason is None else self.so_far.last(self.finish_reason, self.stop_reason)
 
 
 class RequestStream:
@@ -176,13 +141,13 @@ class RequestStream:
 
     def _make_choices(self, num_choices: int) -> list[_Choice]:
         has_text = self._text is not None and self._params.detokenize
+        has_logprobs = self._params.logprobs is not None
         return [
             _Choice(
                 request_id=self.request_id if index == 0 else f"{self.request_id}#{index}",
-                index=index,
+                so_far=ChoiceSoFar(index, has_logprobs=has_logprobs),
                 text_state=ChoiceText(self._text, self._params) if has_text else None,
-                logprobs=None if self._params.logprobs is None else [],
-                cumulative_logprob=None if self._params.logprobs is None else 0.0,
+                is_plain=not (has_logprobs or (has_text and self._params.stop)),
             )
             for index in range(num_choices)
         ]
@@ -242,6 +207,9 @@ class RequestStream:
     def absorb(self) -> bool:
         """The same without making an output: True when there is something new."""
         self._is_signalled = False
+        updates = self._updates
+        if len(updates) == 1:
+            return self._apply(updates.popleft())
         changed = False
         for update in self._take_updates():
             changed = self._apply(update) or changed
@@ -249,13 +217,10 @@ class RequestStream:
 
     def _take_updates(self) -> list[RequestUpdate]:
         """Those that wait. A consumer who is late gets the tokens of several steps in one: their text is cheaper to make together."""
-        updates = self._updates
-        if len(updates) == 1:
-            return [updates.popleft()]
         taken: list[RequestUpdate] = []
         joined: RequestUpdate | None = None
-        while updates:
-            update = updates.popleft()
+        while self._updates:
+            update = self._updates.popleft()
             if not update.has_tokens_only:
                 joined = None
                 taken.append(update)
@@ -268,25 +233,28 @@ class RequestStream:
 
     def output(self) -> RequestOutput:
         """The request as it stands."""
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self._prompt,
-            prompt_token_ids=self._prompt_token_ids,
-            outputs=[choice.snapshot() for choice in self._choices.values()],
-            finished=self.finished,
-            status=self._status,
-            prompt_logprobs=self._prompt_logprobs,
-            cache=self._cache,
-            error=self._error,
-            timings=self._timings,
-            num_preemptions=self._num_preemptions,
-            delivered_s=self._delivered_s,
+        return RequestOutput(  # by position: it is made for every token
+            self.request_id,
+            self._prompt,
+            self._prompt_token_ids,
+            [choice.output() for choice in self._choices.values()],
+            self._num_running == 0,
+            self._status,
+            self._prompt_logprobs,
+            self._cache,
+            self._error,
+            self._timings,
+            self._num_preemptions,
+            self._delivered_s,
         )
 
     def _apply(self, update: RequestUpdate) -> bool:
         choice = self._choices[update.request_id]
         if choice.finish_reason is not None:
             return False
+        if choice.is_plain and update.has_tokens_only:
+            choice.add_plain(update.new_token_ids)
+            return bool(update.new_token_ids)
         self._take_request_facts(update, choice)
         changed = self._take_tokens(choice, update) if choice.matched_stop is None else False
         if update.finish_reason is None:
@@ -297,30 +265,26 @@ class RequestStream:
     def _take_request_facts(self, update: RequestUpdate, choice: _Choice) -> None:
         if update.prompt_logprobs is not None:
             self._prompt_logprobs = self._with_text_prompt(update.prompt_logprobs)
-        if update.cache is not None and choice.index == 0:
+        if update.cache is not None and choice.so_far.index == 0:
             self._cache = update.cache
         if update.timings is not None:
             self._timings = update.timings if self._timings is None else _merged(self._timings, update.timings)
 
     def _take_tokens(self, choice: _Choice, update: RequestUpdate) -> bool:
         """Add new tokens and their text, up to the end of a stop string if one is complete."""
-        new_ids = update.new_token_ids
+        new_ids, so_far = update.new_token_ids, choice.so_far
         if not new_ids and update.finish_reason is None:
             return False
-        kept = len(new_ids)
+        kept, new_text = len(new_ids), ""
         if choice.text_state is not None:
             ids_with_text = new_ids if update.finish_reason is None else self._ids_with_text(update)
-            delta = choice.text_state.push(ids_with_text, finished=update.finish_reason is not None)
-            choice.text += delta.new_text
-            choice.new_text += delta.new_text
-            if delta.matched_stop is not None:
-                choice.matched_stop = delta.matched_stop
-                kept = delta.num_tokens_kept - len(choice.token_ids)
-        choice.token_ids += new_ids[:kept]
-        if choice.logprobs is not None:
-            self._take_logprobs(choice, choice.logprobs, update, kept)
+            new_text, choice.matched_stop, num_kept = choice.text_state.push(ids_with_text, finished=update.finish_reason is not None)
+            if choice.matched_stop is not None:
+                kept = num_kept - len(so_far.token_ids)
+        so_far.add(new_ids[:kept], new_text)
+        self._take_logprobs(so_far, update, kept)
         if choice.matched_stop is not None and update.finish_reason is None:
-            self._tell(FinishRequest(choice.request_id, len(choice.token_ids), choice.matched_stop))
+            self._tell(FinishRequest(choice.request_id, len(so_far.token_ids), choice.matched_stop))
         return True
 
     def _ids_with_text(self, update: RequestUpdate) -> list[int]:
@@ -330,12 +294,12 @@ class RequestStream:
             return update.new_token_ids[:-1]
         return update.new_token_ids
 
-    def _take_logprobs(self, choice: _Choice, logprobs: list[dict[int, Logprob]], update: RequestUpdate, kept: int) -> None:
-        if update.new_logprobs is None:
+    def _take_logprobs(self, so_far: ChoiceSoFar, update: RequestUpdate, kept: int) -> None:
+        if so_far.logprobs is None or update.new_logprobs is None:
             return
         for token_id, entry in zip(update.new_token_ids[:kept], update.new_logprobs[:kept], strict=True):
-            logprobs.append(self._with_text(entry))
-            choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + entry[token_id].logprob
+            so_far.logprobs.append(self._with_text(entry))
+            so_far.cumulative_logprob = (so_far.cumulative_logprob or 0.0) + entry[token_id].logprob
 
     def _finish(self, choice: _Choice, update: RequestUpdate) -> None:
         stopped = choice.matched_stop is not None  # then its text is whole, whatever became of it later

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
@@ -73,8 +73,9 @@ class SamplingParams:
     """False leaves the text empty (token ids only)."""
 
     def __post_init__(self) -> None:
-        _normalise(self)
-        _validate(self)
+        given = {name for name, default in _DEFAULTS.items() if getattr(self, name) is not default}
+        _normalise(self, given)
+        _validate(self, given)
 
     @property
     def is_greedy(self) -> bool:
@@ -111,7 +112,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     return tuple(map(int, value))  # type: ignore[call-overload]
 
 
-def _bias(value: object) -> dict[int, float]:
+def _bias(name: str, value: object) -> dict[int, float]:
     if value is None:
         return {}
     try:
@@ -119,7 +120,7 @@ def _bias(value: object) -> dict[int, float]:
             return {_bias_token(token): _bias_value(bias) for token, bias in value.items()}
     except ValueError:
         pass
-    raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {shown(value)}.", param="logit_bias")
+    raise InvalidRequestError(f"{name} must map token ids to numbers, got {shown(value)}.", param=name)
 
 
 def _bias_token(token: object) -> int:
@@ -139,14 +140,13 @@ def _bias_value(bias: object) -> float:
         raise ValueError(bias) from None
 
 
-def _normalise(p: SamplingParams) -> None:
+def _normalise(p: SamplingParams, given: set[str]) -> None:
+    """`given` names the fields that are not at their defaults: each request makes several of these objects, and gives few fields."""
     set_field = object.__setattr__
-    set_field(p, "stop", _strings("stop", p.stop))
-    set_field(p, "bad_words", _strings("bad_words", p.bad_words))
-    set_field(p, "stop_token_ids", _token_ids("stop_token_ids", p.stop_token_ids))
-    set_field(p, "logit_bias", _bias(p.logit_bias))
-    set_field(p, "structured_outputs", StructuredOutputsParams.of(p.structured_outputs))
-    for name in _NUMBERS:
+    for name, normal_form in _NORMAL_FORMS.items():
+        if name in given:
+            set_field(p, name, normal_form(name, getattr(p, name)))
+    for name in given.intersection(_NUMBERS):
         value = getattr(p, name)
         if type(value) not in _PLAIN:
             set_field(p, name, _plain(value))
@@ -194,16 +194,25 @@ _OPTIONAL_RANGES: tuple[tuple[str, float, float, type], ...] = (
 _NUMBERS = tuple(name for name, *_ in _RANGES + _OPTIONAL_RANGES)
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _PLAIN = (int, float, bool, type(None))
+_NORMAL_FORMS: Mapping[str, Callable[[str, object], object]] = {
+    "stop": _strings,
+    "bad_words": _strings,
+    "stop_token_ids": _token_ids,
+    "logit_bias": _bias,
+    "structured_outputs": lambda name, value: StructuredOutputsParams.of(value),
+}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
 
 
-def _validate(p: SamplingParams) -> None:
+def _validate(p: SamplingParams, given: set[str]) -> None:
     for name, low, high, kind in _RANGES:
-        _check_number(p, name, low, high, kind)
+        if name in given:
+            _check_number(p, name, low, high, kind)
     for name, low, high, kind in _OPTIONAL_RANGES:
-        if getattr(p, name) is not None:
+        if name in given and getattr(p, name) is not None:
             _check_number(p, name, low, high, kind)
     for name in _FLAGS:
-        if not isinstance(getattr(p, name), bool):
+        if name in given and not isinstance(getattr(p, name), bool):
             raise InvalidRequestError(f"{name} must be true or false, got {shown(getattr(p, name))}.", param=name)
     _validate_together(p)
     _validate_collections(p)

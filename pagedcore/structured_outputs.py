@@ -14,7 +14,13 @@ from pagedcore.shown import shown
 MAX_GRAMMAR_CHARS = 2**18
 """Longest schema, regular expression, grammar or list of choices, as text."""
 
+MAX_MARKER_CHARS = 64
+"""Longest text that opens or ends reasoning."""
+
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+_SETTINGS = ("disable_any_whitespace", "reasoning_end", "reasoning_start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,12 @@ class StructuredOutputsParams:
     """A context-free grammar in Lark or GBNF form; its first rule is `start` or `root`."""
     disable_any_whitespace: bool = False
     """Write JSON without whitespace between its parts."""
+    reasoning_end: str | None = None
+    """The text that ends the model's reasoning, such as "</think>", one token or spelled: tokens are free until it is written, and the form
+    holds after it. An output that ends before, by end-of-sequence or a limit, has reasoning only. None: it holds from the first token."""
+    reasoning_start: str | None = None
+    """The text by which an output opens its reasoning, such as "<think>": one that does not begin with it follows the form from its first
+    token. None with `reasoning_end`: the prompt has opened it."""
     field: str = dataclasses.field(default="structured_outputs", compare=False, repr=False)
     """What the caller wrote it in, as errors name it."""
 
@@ -47,6 +59,7 @@ class StructuredOutputsParams:
             raise _error(f"structured_outputs.disable_any_whitespace must be true or false, got {shown(self.disable_any_whitespace)}.")
         if self.disable_any_whitespace and given[0] not in ("json", "json_object"):
             raise _error(f"structured_outputs.disable_any_whitespace goes with json or json_object, not with {given[0]}.")
+        self._check_reasoning()
         object.__setattr__(self, given[0], _NORMALISE[given[0]](getattr(self, given[0])))
         if len(self.text) > MAX_GRAMMAR_CHARS:
             raise _error(f"structured_outputs.{given[0]} has {len(self.text)} characters; at most {MAX_GRAMMAR_CHARS} are taken.")
@@ -59,7 +72,7 @@ class StructuredOutputsParams:
         if not isinstance(value, Mapping):
             raise _error(f"structured_outputs must be an object with one of {', '.join(KINDS)}, got {shown(value)}.")
         fields = {str(name): entry for name, entry in value.items() if entry is not None}
-        unknown = sorted(set(fields) - {*KINDS, "disable_any_whitespace"})
+        unknown = sorted(set(fields) - {*KINDS, *_SETTINGS})
         if unknown:
             raise _error(f"structured_outputs.{unknown[0]} is not offered; give one of {', '.join(KINDS)}.")
         return cls(**fields)
@@ -75,12 +88,27 @@ class StructuredOutputsParams:
         value = '{"type": "object"}' if self.json_object else getattr(self, self.kind)
         return value if isinstance(value, str) else json_module.dumps(list(value), ensure_ascii=False)
 
+    def _check_reasoning(self) -> None:
+        for name in ("reasoning_end", "reasoning_start"):
+            text = getattr(self, name)
+            if text is not None and not _is_marker(text):
+                raise _error(f"structured_outputs.{name} must be a text of 1 to {MAX_MARKER_CHARS} characters, got {shown(text)}.")
+        if self.reasoning_start is not None and self.reasoning_end is None:
+            raise _error("structured_outputs.reasoning_start goes with reasoning_end, the text after which the form begins; give both.")
+
     def _given(self) -> list[str]:
         return [name for name in KINDS if getattr(self, name) is not None and (name != "json_object" or self.json_object is not False)]
 
 
 def _error(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, param="structured_outputs")
+
+
+def _is_marker(text: object) -> bool:
+    """Half of a surrogate pair is in no tokenizer's text."""
+    if not isinstance(text, str) or len(text) > MAX_MARKER_CHARS or not text.strip():
+        return False
+    return text.encode(errors="ignore").decode() == text
 
 
 def _schema_text(schema: object) -> str:

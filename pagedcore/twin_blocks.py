@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 
 from pagedcore.core.block_hash import Domain, make_domain
@@ -47,6 +47,13 @@ class TwinBlocks:
         return frozenset(
             number for number, holder in enumerate(holders) if holder is not None and holder[0] != domain and _is_held(holder, evicted_at)
         )
+
+    def forget(self, block_hashes: Collection[BlockHash]) -> None:
+        """These blocks are in the cache no more."""
+        gone = frozenset(block_hashes)
+        for holders in (self._young, self._old):
+            for key in [key for key, (_, block_hash, _) in holders.items() if block_hash in gone]:
+                del holders[key]
 
     def abandon(self, request: AddRequest, num_tokens: int) -> None:
         """A request that was noted ended before it had computed its last so many prompt tokens: it holds no block of them."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from pagedcore.client import TextFront
 from pagedcore.errors import ConfigError
+from pagedcore.tools.messages import TemplateArguments, render
 
 WarmUpPrompt = str | list[dict[str, Any]]
 """Text as it is, or the messages that conversations begin with."""
@@ -43,7 +44,7 @@ def as_token_ids(prompt: WarmUpPrompt, text: TextFront | None) -> list[int]:
         raise ConfigError("A warm-up file needs a tokenizer; leave out skip_tokenizer_init.")
     if isinstance(prompt, str):
         return text.encode(prompt)
-    return text.encode(text.render_chat(prompt, add_generation_prompt=False), add_special_tokens=False)
+    return text.encode(render(TemplateArguments(add_generation_prompt=False), prompt, text), add_special_tokens=False)
 
 
 def _plain_lines(content: str, file: str) -> list[WarmUpPrompt]:

@@ -12,6 +12,7 @@ import pytest
 from pagedcore import garbage
 
 ROOT = Path(__file__).parent.parent
+END_TIMEOUT_S = 300.0
 COSTS = {"slow": 20, "model": 10, "serve": 10}
 """What a test of a mark takes, roughly, in seconds."""
 
@@ -31,6 +32,18 @@ def _garbage_is_not_held() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(garbage.GarbageHold, "take", lambda hold: None)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A timeout is spent once it has failed its test. What then hangs in the end of a fixture, or of an event loop that waits for a
+    thread, ends the process, with the stacks of its threads."""
+    if getattr(item, "cancel_timeout", None) is None:
+        return
+    from pytest_timeout import Settings
+
+    item.config.hook.pytest_timeout_cancel_timer(item=item)
+    item.config.hook.pytest_timeout_set_timer(item=item, settings=Settings(END_TIMEOUT_S, "thread", False, None))
 
 
 def _search_as_always() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagedcore.errors import PagedCoreError
+from pagedcore.http.cross_origin import CrossOrigin, add_headers
 from pagedcore.openai import error_response
 from pagedcore.openai.errors import http_error
 
@@ -23,15 +27,24 @@ class ErrorReplies:
     """ASGI middleware that answers with what `note_error` noted, and says in OpenAI's form that there is no such route.
 
     BentoML itself would hide the sentence of a 401 or 503, has no Retry-After, and ends a stream that failed as if it were whole. Here
-    such a stream breaks: its last chunk is never sent, and the client raises.
+    such a stream breaks: its last chunk is never sent, and the client raises. What pages of other origins may do at `paths`, the native
+    methods, is said here as OpenAI's routes say it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, paths: Collection[str] = (), cors_origins: Collection[str] = ()) -> None:
         self._app = app
+        self._paths = frozenset(paths)
+        self._cross_origin = CrossOrigin(cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        is_native = self._cross_origin.is_on and scope["path"] in self._paths
+        if is_native and request.method == "OPTIONS":
+            response = await self._cross_origin.marking(self._preflight)(request)
+            await response(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         has_started = False
@@ -46,6 +59,8 @@ class ErrorReplies:
                 return
             if message["type"] == "http.response.start":
                 unrouted = _unrouted(message)
+                if is_native:
+                    add_headers(MutableHeaders(scope=message), self._cross_origin.headers_for(request.headers))
             if unrouted is None:
                 has_started = True
                 await send(message)
@@ -54,10 +69,18 @@ class ErrorReplies:
         if has_started:
             return
         if _NOTED in state:
-            await error_response(state[_NOTED])(scope, receive, send)
+            response = error_response(state[_NOTED])
         elif unrouted is not None:
-            response = await http_error(Request(scope), unrouted)
-            await response(scope, receive, send)
+            response = await http_error(request, unrouted)
+        else:
+            return
+        await self._cross_origin.mark(request, response)(scope, receive, send)
+
+    async def _preflight(self, request: Request) -> Response:
+        try:
+            return await self._cross_origin.preflight(request)
+        except PagedCoreError as error:
+            return error_response(error)
 
 
 def _unrouted(start: Message) -> HTTPException | None:

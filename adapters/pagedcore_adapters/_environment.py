@@ -14,6 +14,10 @@ MODEL = "PAGEDCORE_MODEL"
 """The model; goes before the one in PAGEDCORE_CONFIG."""
 API_KEY = "PAGEDCORE_API_KEY"
 """Key that clients must send; none lets everybody in."""
+CORS_ORIGINS = "PAGEDCORE_CORS_ORIGINS"
+"""Origins, separated by spaces, whose web pages may call the server from a browser, or * for all."""
+SOCKET = "PAGEDCORE_SOCKET"
+"""The Unix socket of an engine that runs already; goes before the model, the config and the prompts to warm up with."""
 WARMUP_FILE = "PAGEDCORE_WARMUP_FILE"
 """Prompts computed before the first request: a JSON list of texts and lists of messages, or one text a line."""
 
@@ -36,5 +40,13 @@ def api_keys_from_environment() -> tuple[str, ...]:
     return (key,) if key else ()
 
 
+def cors_origins_from_environment() -> tuple[str, ...]:
+    return tuple(os.environ.get(CORS_ORIGINS, "").split())
+
+
 def warmup_file_from_environment() -> str | None:
     return os.environ.get(WARMUP_FILE) or None
+
+
+def socket_from_environment() -> str | None:
+    return os.environ.get(SOCKET) or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -14,20 +14,11 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from pagedcore import CompletionOutput, RequestOutput
 from pagedcore.client import TextFront
 from pagedcore.tools.answer import Answer, AnswerParser
-from pagedcore.tools.messages import render
+from pagedcore.tools.messages import TemplateArguments, render
 from pagedcore.tools.objects import message_of
 from pagedcore.tools.parts import CallPart, Part, TextPart
 from pagedcore_adapters._langchain_call import Call, usage
 from pagedcore_adapters._langchain_messages import chat_message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateArguments:
-    """What a call says of its prompt."""
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
-from langchain_core.runnables.config import ContextThreadPoolExecutor
 
 from pagedcore import AsyncEngine, RequestOutput, SamplingParams
 from pagedcore.client import RequestContext
 from pagedcore.errors import UnsupportedFeatureError
+from pagedcore_adapters._langchain_batch import current_batch, new_request_id, run_at_once
 
 PROVIDER = "pagedcore"
-MAX_BATCH_THREADS = 512
-"""Most requests that one sync batch keeps in the engine at once: each has a waiting thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +30,16 @@ class Call:
     model_name: str
 
     def run(self, prompt: str) -> Iterator[RequestOutput]:
-        """Outputs of one request; closing the iterator aborts it. Raises the error of a refused or failed request."""
-        outputs = self.engine.generate_sync(prompt, self.params, context=self.context, add_special_tokens=not self.is_chat)
-        with closing(cast("Generator[RequestOutput]", outputs)):
+        """Outputs of one request; closing the iterator aborts it, and so does leaving the batch that it is of.
+
+        Raises the error of a refused or failed request.
+        """
+        batch, request_id = current_batch(), new_request_id()
+        outputs = self.engine.generate_sync(prompt, self.params, request_id, context=self.context, add_special_tokens=not self.is_chat)
+        with nullcontext() if batch is None else batch.running(request_id, self.engine), closing(cast("Generator[RequestOutput]", outputs)):
             for output in outputs:
+                if batch is not None:
+                    batch.check()
                 yield _checked(output)
 
     async def arun(self, prompt: str) -> AsyncIterator[RequestOutput]:
@@ -66,11 +70,8 @@ class Call:
         return last
 
     def collect_all(self, prompts: Sequence[str]) -> list[RequestOutput]:
-        """The finished outputs of all prompts, which are in the engine at once."""
-        if not prompts:
-            return []
-        with ContextThreadPoolExecutor(max_workers=min(len(prompts), MAX_BATCH_THREADS)) as pool:
-            return list(pool.map(self.collect, prompts))
+        """The finished outputs of all prompts, which are in the engine at once; the first failure ends the other requests."""
+        return run_at_once(self.collect, prompts)
 
     async def acollect(self, prompt: str) -> RequestOutput:
         """`collect` on the running event loop."""

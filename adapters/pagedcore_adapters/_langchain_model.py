@@ -40,7 +40,7 @@ class PagedCoreModel(BaseModel):
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
     """Strings that end the text. A call's own `stop` replaces them, as any option of a call does; `stop=[]` is none."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Any other option of a call: fields of SamplingParams, priority, tenant, cache_salt, request_class, response_format;
+    """Any other option of a call: fields of SamplingParams, priority, tenant, cache_salt, request_class, user, response_format;
     and, for a chat, those of tools and chat_template_kwargs."""
     engine: Any = Field(default=None, exclude=True, repr=False)
     """An `AsyncEngine` to use; None takes the shared one of (model, engine_config), started at the first call."""

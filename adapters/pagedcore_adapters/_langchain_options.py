@@ -16,7 +16,7 @@ from pagedcore.structured_outputs import StructuredOutputsParams
 from pagedcore.tools.definitions import Tools, read_tools
 
 _SAMPLING = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"logprobs", "prompt_logprobs", "structured_outputs"}
-_CONTEXT = frozenset({"priority", "tenant", "cache_salt", "request_class"})
+_CONTEXT = frozenset({"priority", "tenant", "cache_salt", "request_class", "user"})
 _FORM = frozenset({"response_format", "structured_outputs"})
 _CHAT = frozenset({"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"})
 _NOT_OFFERED = frozenset({"functions", "function_call", "logprobs", "prompt_logprobs"})
@@ -40,12 +40,13 @@ def read_options(options: Mapping[str, Any], *, is_chat: bool) -> CallOptions:
     _check_names(options, is_chat=is_chat)
     tools = read_tools(options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
     given = {name: value for name, value in options.items() if name in _SAMPLING}
-    if tools is not None:
-        given.setdefault("skip_special_tokens", False)  # the markers of a call may be special tokens
+    structured = read_structured({name: _mapping(name, options.get(name)) for name in _FORM})
+    if tools is not None or (is_chat and structured is not None):
+        given.setdefault("skip_special_tokens", False)  # the markers of a call, or of reasoning before it, may be special tokens
     return CallOptions(
         params=SamplingParams(**given),
         context=RequestContext(adapter="langchain", **{name: value for name, value in options.items() if name in _CONTEXT}),
-        structured=read_structured({name: _mapping(name, options.get(name)) for name in _FORM}),
+        structured=structured,
         tools=tools,
         chat_template_kwargs=_mapping("chat_template_kwargs", options.get("chat_template_kwargs")) or {},
         model=options.get("model"),

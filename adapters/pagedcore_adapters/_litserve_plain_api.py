@@ -18,9 +18,10 @@ from pagedcore.errors import ConfigError, InvalidRequestError, PagedCoreError
 from pagedcore.openai.errors import body_of
 from pagedcore.remote.attached import ENGINE_START_TIMEOUT_S
 from pagedcore.shown import shown
+from pagedcore.tools.messages import TemplateArguments, render
 from pagedcore.warm_up import WarmUpPrompt, as_token_ids
 from pagedcore_adapters._litserve_hooks import current_worker_id
-from pagedcore_adapters._prometheus_dir import engine_label, ensure_multiprocess_dir, multiprocess_metrics
+from pagedcore_adapters._prometheus_dir import engine_label, ensure_multiprocess_dir, forget_ended_processes, multiprocess_metrics
 
 CONTEXT = RequestContext(adapter="litserve")
 PARAMETERS = frozenset(field.name for field in fields(SamplingParams)) - {"n", "logprobs", "prompt_logprobs", "structured_outputs"}
@@ -78,6 +79,7 @@ class PagedCoreAPI(LitAPI):
         if self.socket is not None:
             self.engine = AsyncEngine.connect(self.socket, timeout_s=ENGINE_START_TIMEOUT_S)
             return
+        forget_ended_processes()
         config = self.config.replace(metrics_instance=engine_label(self.config, current_worker_id()))
         self.engine = self.make_engine(config if device == "cpu" else config.replace(device=device))
         self.engine.warm_up([as_token_ids(prompt, self.engine.text) for prompt in self.warm_up_prompts])
@@ -143,13 +145,13 @@ class PagedCoreAPI(LitAPI):
         return prompt, SamplingParams(**rest)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The token ids of a conversation, by the model's chat template. Raises `InvalidRequestError` where it has none or refuses."""
+        """The token ids of a conversation, by the model's chat template. Raises `RequestError` where it has none or refuses."""
         if not isinstance(messages, Sequence) or not messages or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidRequestError("messages must be a list of objects with role and content, and not empty.", param="messages")
         text = self.engine.text
         if text is None:
             raise InvalidRequestError("The engine has no tokenizer (skip_tokenizer_init=True); give token ids.", param="messages")
-        return text.encode(text.render_chat(messages), add_special_tokens=False)
+        return text.encode(render(TemplateArguments(), messages, text), add_special_tokens=False)
 
 
 def _resolve_annotations(cls: type) -> None:

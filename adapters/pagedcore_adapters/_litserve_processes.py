@@ -29,6 +29,29 @@ def handler_of_signals(handle: Callable[[int, object], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def end_if_child() -> None:
+    """In a process that the server forked: end, once. Another signal in the middle of that would leave threads without their loop."""
+    if multiprocessing.parent_process() is not None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(0)
+
+
+def stop_on_signals() -> None:
+    """Before `run` of a LitServer of your own: let SIGTERM end it as Ctrl-C does, with all its processes, and each of them quietly.
+
+    LitServe itself leaves its processes behind at SIGTERM. In a thread that gets no signals: nothing.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(*_: object) -> None:
+    end_if_child()
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def blocked_signals(*numbers: signal.Signals) -> Iterator[None]:
     """Processes started inside never see these signals; this one gets them afterwards."""

@@ -27,7 +27,7 @@ from pagedcore_adapters._litserve_client import WorkerClient
 from pagedcore_adapters._litserve_hooks import HookedServer
 from pagedcore_adapters._litserve_messages import Drain, News, Traffic, WorkerFacts, WorkerLost
 from pagedcore_adapters._litserve_placement import Placement
-from pagedcore_adapters._litserve_processes import end_processes, handler_of_signals
+from pagedcore_adapters._litserve_processes import end_if_child, end_processes, handler_of_signals
 from pagedcore_adapters._litserve_worker_api import WorkerAPI
 from pagedcore_adapters._prometheus_dir import forget_process
 
@@ -73,7 +73,7 @@ class PagedServer(HookedServer):
         self._restarts: defaultdict[int, Restarts] = defaultdict(Restarts)
         """Worker -> how often it has failed."""
         self.app.include_router(build_router(self._client.engine_client, replace(settings, adapter="litserve")))
-        add_error_handlers(self.app)
+        add_error_handlers(self.app, settings.cors_origins)
 
     def run(self, host: str = "0.0.0.0", port: int = 8000, *, on_ready: Callable[[], None] | None = None, **options: Any) -> None:
         """Serve until SIGINT or SIGTERM; a second one does not wait for open answers. `on_ready` is called when a worker is warm;
@@ -107,11 +107,8 @@ class PagedServer(HookedServer):
         sys.stdout.flush()
 
     def _stop(self, *_: object) -> None:
-        """A signal came. Forked children just end, once: another signal in the middle of that would leave threads without their loop."""
-        if multiprocessing.parent_process() is not None:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
-            raise SystemExit(0)
+        """A signal came."""
+        end_if_child()
         self._num_signals += 1
         if not self._is_ending:
             raise KeyboardInterrupt
@@ -145,15 +142,18 @@ class PagedServer(HookedServer):
         ready_s = self.lit_api.ready.pop(worker_id, None)
         failure = self.lit_api.failures.pop(worker_id, None)
         reason = f"exit code {process.exitcode}" if failure is None else str(failure)
+        assert process.pid is not None, "it has run"
+        num_lost = forget_process(process.pid)
         self._tell_all(WorkerLost(worker_id, reason))
-        forget_process(process.pid)
         restarts = self._restarts[worker_id]
         pause_s = restarts.note_death(0.0 if ready_s is None else time.monotonic() - ready_s)
         if restarts.is_hopeless and not self.lit_api.ready:
             self._ended_by_itself.append(f"Worker process {worker_id} ended {restarts.num_failures} times soon after its start: {reason}")
             self.end_run()
             return None
-        logger.error("Worker process %d has ended (%s) and starts again in %g s.", worker_id, reason, pause_s)
+        logger.error(
+            "Worker process %d has ended (%s) with %d requests open and starts again in %g s.", worker_id, reason, num_lost, pause_s
+        )
         return pause_s
 
     def on_restart(self, worker_id: int) -> None:

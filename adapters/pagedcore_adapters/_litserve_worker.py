@@ -5,14 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from pagedcore.engine_loop import EngineLoop
 from pagedcore.errors import EngineClosedError
-from pagedcore.messages import AddRequest, RequestUpdate, failed_update
+from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate, failed_update
 from pagedcore.outboxes import Outbox
+from pagedcore.remote.lost_requests import lost_ends
+from pagedcore.remote.open_requests import OpenRequest
 from pagedcore_adapters._litserve_messages import ControlQueue, Reply
 from pagedcore_adapters._litserve_questions import Answerer, Question
 
@@ -78,7 +81,8 @@ class WorkerBridge:
         except queue.Empty:
             return
         if sender.incarnation != self._incarnation:
-            return  # it was meant for a process that has ended, and whoever sent it knows
+            self._drop(message)
+            return
         queue_id = sender.queue_id
         if isinstance(message, Question):
             self._answerer.take(queue_id, message)
@@ -90,6 +94,11 @@ class WorkerBridge:
         except EngineClosedError as error:
             if isinstance(message, AddRequest):
                 outbox([failed_update(message.request_id, error)])
+
+    def _drop(self, message: InboxMessage | Question) -> None:
+        """It was meant for a process that has ended before it took it: whoever sent it has been told, and nobody has counted it."""
+        if isinstance(message, AddRequest) and message.choice_index == 0:
+            self._loop.count_lost(lost_ends([OpenRequest(message, list.clear)], time.monotonic()))
 
     def _post(self, queue_id: int, updates: list[RequestUpdate]) -> None:
         """An outbox, on the engine thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -13,8 +14,11 @@ from pathlib import Path
 from pagedcore import EngineConfig
 from pagedcore.errors import ConfigError
 from pagedcore.observe.exposition import multiprocess_text
+from pagedcore_adapters._killed_processes import settle_process
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+logger = logging.getLogger(__name__)
 
 _FILE = re.compile(r".+_(?P<pid>\d+)\.db")
 """What a process leaves in the folder."""
@@ -48,11 +52,21 @@ def engine_label(config: EngineConfig, worker_id: int) -> str:
     return config.metrics_instance if worker_id == 0 else f"{config.metrics_instance}-{worker_id}"
 
 
-def forget_process(pid: int | None) -> None:
-    """A process has ended: its gauges are nobody's, its counters stay in the sums."""
-    from prometheus_client.multiprocess import mark_process_dead
+def forget_process(pid: int) -> int:
+    """A process has ended: its gauges are nobody's, its counters stay in the sums, and the requests that it took with it are failures
+    among them. Returns how many these are."""
+    return settle_process(pid, os.environ[VARIABLE])
 
-    mark_process_dead(pid, os.environ[VARIABLE])  # type: ignore[no-untyped-call]
+
+def forget_ended_processes() -> None:
+    """The same for all processes that have ended, where one that starts in their stead is the first to know."""
+    folder = os.environ.get(VARIABLE)
+    for path in Path(folder).glob("counter_*.db") if folder else ():
+        match = _FILE.fullmatch(path.name)
+        if match is not None and not _is_running(int(match["pid"])):
+            num_lost = forget_process(int(match["pid"]))
+            if num_lost:
+                logger.error("Process %s has ended and took %d requests with it; they are counted as failed.", match["pid"], num_lost)
 
 
 def _prepare(folder: Path) -> None:
@@ -77,4 +91,12 @@ def _is_running(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """It has ended, and its parent has not asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+    except OSError:  # there is no such folder here
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pagedcore_adapters._extras import missing_extra
@@ -18,12 +19,20 @@ from pagedcore import AsyncEngine, EngineConfig
 from pagedcore.openai import ServerSettings, build_app
 from pagedcore.openai.service import OpenAIService
 from pagedcore.warm_up import as_token_ids, read_warm_up_file
+from pagedcore_adapters._bentoml_attached import add_engine_metrics, attach, check_attached
+from pagedcore_adapters._bentoml_bodies import ChatMessage
 from pagedcore_adapters._bentoml_errors import ErrorReplies
 from pagedcore_adapters._bentoml_image import WHEEL, default_image
-from pagedcore_adapters._bentoml_native import ChatMessage, NativeAPI, Reply
+from pagedcore_adapters._bentoml_native import NativeAPI, Reply
 from pagedcore_adapters._bentoml_signals import on_terminate
-from pagedcore_adapters._environment import api_keys_from_environment, config_from_environment, warmup_file_from_environment
-from pagedcore_adapters._prometheus_dir import engine_label
+from pagedcore_adapters._environment import (
+    api_keys_from_environment,
+    config_from_environment,
+    cors_origins_from_environment,
+    socket_from_environment,
+    warmup_file_from_environment,
+)
+from pagedcore_adapters._prometheus_dir import engine_label, forget_ended_processes
 from pagedcore_adapters.shared_engine import shared_engine
 
 __all__ = ["DRAIN_TIMEOUT_S", "WHEEL", "ChatMessage", "PagedCoreService", "Reply", "build_service", "default_image"]
@@ -44,27 +53,38 @@ def build_service(
     name: str = "pagedcore",
     warmup_file: str | None = None,
     drain_timeout_s: float = DRAIN_TIMEOUT_S,
+    socket: str | Path | None = None,
     **options: Any,
 ) -> bentoml.Service[Any]:
     """A service for a user's own file: `svc = build_service(EngineConfig(...))`, then `bentoml serve file:svc`.
 
-    Without `config` the environment is read (`PAGEDCORE_CONFIG`, `PAGEDCORE_MODEL`, `PAGEDCORE_API_KEY`,
-    `PAGEDCORE_WARMUP_FILE`) when the worker starts. `options` go to `bentoml.service`; of `traffic` and `labels` only what is
-    named changes. At SIGTERM running requests have `drain_timeout_s` to end. No model is loaded in the parent.
+    Without `config` the environment is read (`PAGEDCORE_CONFIG`, `PAGEDCORE_MODEL`, `PAGEDCORE_WARMUP_FILE`) when the worker starts;
+    without `settings` `PAGEDCORE_API_KEY` and `PAGEDCORE_CORS_ORIGINS` are read now. `options` go to `bentoml.service`; of `traffic`
+    and `labels` only what is named changes. At SIGTERM running requests have `drain_timeout_s` to end. No model is loaded in the parent.
+    `socket` is that of an engine which runs already (`pagedcore engine --socket PATH`, also `PAGEDCORE_SOCKET`, which goes before the
+    rest of the environment): all workers share it, none is made here, and its series stand in /engine/metrics.
     Each server on a machine needs its own BENTOML_HOME: BentoML empties the metrics folder in it when it starts.
+
+    Raises `ConfigError` for settings that cannot work together.
     """
-    served = replace(settings or ServerSettings(api_keys=api_keys_from_environment()), adapter="bentoml", serve_metrics=False)
+    socket = socket_from_environment() if socket is None and config is None else socket
+    if socket is not None:
+        check_attached(socket, config, warmup_file)
+    served = replace(settings or _settings_from_environment(), adapter="bentoml", serve_metrics=False)
     app = build_app(_engine_of_this_worker, served)
+    if socket is not None and served.allow_operator_routes:
+        add_engine_metrics(app, _engine_of_this_worker)
 
     @bentoml.asgi_app(app, path="/")
     class PagedCoreService(NativeAPI):
-        """Owns the engine of one worker process; /metrics is BentoML's own and holds the engine's series."""
+        """Owns the engine of one worker process, or its way to one; /metrics is BentoML's own and holds the series of this process."""
 
         def __init__(self) -> None:
-            self.engine = shared_engine(_of_this_worker(_as_config(config)))
+            forget_ended_processes()
+            self.engine = attach(socket) if socket is not None else shared_engine(_of_this_worker(_as_config(config)))
             self.access = OpenAIService(self.engine, served)
             path = warmup_file or warmup_file_from_environment()
-            if path is not None:
+            if path is not None and socket is None:
                 self.engine.warm_up([as_token_ids(prompt, self.engine.text) for prompt in read_warm_up_file(path)])
 
         @bentoml.on_startup
@@ -90,7 +110,8 @@ def build_service(
             self._closing = asyncio.ensure_future(self.close())
 
     service: bentoml.Service[Any] = bentoml.service(**_with_defaults({"name": name, **options}))(PagedCoreService)
-    service.add_asgi_middleware(ErrorReplies)
+    paths = {(service.path_prefix or "").rstrip("/") + method.route for method in service.apis.values()}
+    service.add_asgi_middleware(ErrorReplies, paths=paths, cors_origins=served.cors_origins)
     return service
 
 
@@ -100,6 +121,10 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
     traffic = {"timeout": FIRST_BYTE_TIMEOUT_S, **options.pop("traffic", {})}
     labels = {**LABELS, **options.pop("labels", {})}
     return {**ours, "traffic": traffic, "labels": labels, **options}
+
+
+def _settings_from_environment() -> ServerSettings:
+    return ServerSettings(api_keys=api_keys_from_environment(), cors_origins=cors_origins_from_environment())
 
 
 def _as_config(config: EngineConfig | Mapping[str, Any] | None) -> EngineConfig:

@@ -16,13 +16,12 @@ from langchain_core.language_models import BaseChatModel, LangSmithParams, Langu
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import ContextThreadPoolExecutor, get_config_list
 from pydantic import ConfigDict
 
 from pagedcore.tools.answer import plan_answer
 from pagedcore.tools.forms import FormName
 from pagedcore_adapters._langchain_answer import Chat, make_prompt
-from pagedcore_adapters._langchain_call import MAX_BATCH_THREADS
+from pagedcore_adapters._langchain_batch import batch, batch_as_completed, run_at_once
 from pagedcore_adapters._langchain_model import PagedCoreModel, require_text
 from pagedcore_adapters._langchain_tools import (
     Schema,
@@ -70,19 +69,29 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """As every Runnable's, but all inputs are in the engine at once unless the config sets max_concurrency."""
-        configs = get_config_list(config, len(inputs))
-        if configs and configs[0].get("max_concurrency") is None:
-            configs = [{**c, "max_concurrency": min(len(inputs), MAX_BATCH_THREADS)} for c in configs]
-        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+        """As every Runnable's, but all inputs are in the engine at once unless the config sets max_concurrency.
+
+        The first failure, and Ctrl-C, ends the other requests.
+        """
+        return batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+
+    def batch_as_completed(
+        self,
+        inputs: Sequence[LanguageModelInput],
+        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """As every Runnable's, with the same differences as `batch`; leaving it early ends what still runs."""
+        return batch_as_completed(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     def generate(self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any) -> LLMResult:
         """As BaseChatModel's, but all conversations are in the engine at once."""
         if len(messages) < 2 or kwargs.get("run_id") is not None:
             return super().generate(messages, stop, *args, **kwargs)
         inner = super().generate
-        with ContextThreadPoolExecutor(max_workers=min(len(messages), MAX_BATCH_THREADS)) as pool:
-            results = list(pool.map(lambda conversation: inner([conversation], stop, *args, **kwargs), messages))
+        results = run_at_once(lambda conversation: inner([conversation], stop, *args, **kwargs), messages)
         run = [info for result in results for info in result.run or []]
         return LLMResult(generations=[result.generations[0] for result in results], llm_output=results[0].llm_output, run=run or None)
 
@@ -136,6 +145,7 @@ class ChatPagedCore(PagedCoreModel, BaseChatModel):
         text = require_text(engine)
         answer = plan_answer(asked.tools, asked.structured, text, self.tool_parser)
         prompt = make_prompt(messages, text, answer, asked.chat_template_kwargs)
+        answer = answer.continuing(prompt)
         return Chat(call=self._call(engine, asked, answer.structured), prompt=prompt, answer=answer)
 
     def _generate(

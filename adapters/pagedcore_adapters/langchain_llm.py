@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
 from pagedcore import RequestOutput
+from pagedcore_adapters._langchain_batch import batch, batch_as_completed
 from pagedcore_adapters._langchain_call import Call, usage
 from pagedcore_adapters._langchain_model import PagedCoreModel
 
@@ -55,8 +56,19 @@ class PagedCoreLLM(PagedCoreModel, BaseLLM):
     ) -> list[str]:
         """As BaseLLM's, but max_concurrency refills as requests end, and an exception is that of its own input only."""
         if return_exceptions or _limits_concurrency(config, len(inputs)):
-            return Runnable.batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
+            return batch(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
         return super().batch(inputs, config, **kwargs)
+
+    def batch_as_completed(
+        self,
+        inputs: Sequence[LanguageModelInput],
+        config: RunnableConfig | Sequence[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """As every Runnable's, with the same differences as `batch`; leaving it early ends what still runs."""
+        return batch_as_completed(self, inputs, config, return_exceptions=return_exceptions, **kwargs)
 
     async def abatch(
         self,

@@ -20,10 +20,11 @@ from pagedcore.routing.router import RoutingPolicy
 from pagedcore.warm_up import read_warm_up_file
 from pagedcore_adapters._litserve_placement import Devices, Placement, choose_placement
 from pagedcore_adapters._litserve_plain_api import PagedCoreAPI, add_metrics_route
+from pagedcore_adapters._litserve_processes import stop_on_signals
 from pagedcore_adapters._litserve_server import PagedServer, ServerOptions
 from pagedcore_adapters._litserve_worker_api import WorkerAPI
 
-__all__ = ["PagedCoreAPI", "PagedServer", "RoutingPolicy", "add_metrics_route", "build_server"]
+__all__ = ["PagedCoreAPI", "PagedServer", "RoutingPolicy", "add_metrics_route", "build_server", "stop_on_signals"]
 
 
 def build_server(

@@ -7,7 +7,7 @@ import threading
 
 from pagedcore import AsyncEngine, EngineConfig
 from pagedcore.errors import ConfigError
-from pagedcore.observe.exposition import MetricsServer, start_metrics_server
+from pagedcore.http.metrics_server import MetricsServer, start_metrics_server
 
 _engines: dict[EngineConfig, AsyncEngine] = {}
 _attached: dict[str, AsyncEngine] = {}

@@ -1,4 +1,5 @@
-"""`python -m bench.kernels.w4 [--sweep] [--shape 4096x22016] [--rows 1 64] [--bits 8] [--dtype bfloat16] [--json FILE]`: packed weights.
+"""`python -m bench.kernels.w4 [--sweep] [--shape 4096x22016] [--rows 1 64] [--bits 8] [--dtype bfloat16] [--asymmetric] [--json FILE]`:
+packed weights.
 
 Replays of a CUDA graph over weights that are rotated over more than 260 MB, beside torch's own product with a plain matrix in the same
 process. share = bytes of codes and scales / time / 4.37 TB/s (what a plain read reaches on an H200). Each configuration is compared
@@ -70,10 +71,10 @@ class Line:
 
 
 class Problem:
-    """A packed matrix with zero point 2^(bits - 1), and a plain one of that shape, each in several copies."""
+    """A packed matrix and a plain one of that shape, each in several copies. The zero point is 2^(bits - 1), or another for each group."""
 
-    def __init__(self, in_features: int, out_features: int, bits: int, dtype: torch.dtype) -> None:
-        self.in_features, self.out_features, self.bits, self.dtype = in_features, out_features, bits, dtype
+    def __init__(self, in_features: int, out_features: int, bits: int, dtype: torch.dtype, *, asymmetric: bool = False) -> None:
+        self.in_features, self.out_features, self.bits, self.dtype, self.asymmetric = in_features, out_features, bits, dtype, asymmetric
         self.read_bytes = in_features * out_features * bits // 8 + in_features // GROUP_SIZE * out_features * 4
         self.copies = [self._random() for _ in range(math.ceil(ROTATED_BYTES / self.read_bytes))]
         num_plain = math.ceil(ROTATED_BYTES / (in_features * out_features * 2))
@@ -84,7 +85,10 @@ class Problem:
         shape = (self.out_features // 64, self.in_features * self.bits // 1024, 64, 64)
         words = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, device="cuda")
         scales = torch.rand(self.in_features // GROUP_SIZE, self.out_features, device="cuda") * 0.01 + 0.001
-        return PackedWeights(words, scales, self.out_features, self.in_features, GROUP_SIZE, 1 << (self.bits - 1), self.bits)
+        if self.asymmetric:  # a zero point stands in the lowest 8 bits of its scale
+            scales = (scales.view(torch.int32) & ~0xFF | torch.randint_like(scales, 1 << self.bits).int()).view(torch.float32)
+        zero = None if self.asymmetric else 1 << (self.bits - 1)
+        return PackedWeights(words, scales, self.out_features, self.in_features, GROUP_SIZE, zero, self.bits)
 
     def multiply(self, x: Tensor, packed: PackedWeights, way: Way, out: Tensor) -> Tensor:
         if isinstance(way, str):
@@ -120,11 +124,12 @@ def tiles_for(rows: int) -> list[PackedConfig]:
         tiles = ((64, 64, 4, 3), (128, 64, 4, 3), (256, 32, 4, 3), (128, 64, 8, 3), (256, 32, 8, 3))
         return [_MANY(32, *tile) for tile in tiles]
     if rows <= 64:
-        narrow = ((64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2))
+        narrow = ((64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4))
         wide = ((128, 32, 4, 3), (128, 64, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (256, 32, 4, 3))
         return [_MANY(64, *tile) for tile in (*narrow, *wide)]
     tiles = ((128, 32, 8, 3), (128, 32, 8, 2), (128, 32, 4, 2), (128, 32, 4, 3), (64, 32, 4, 2), (64, 32, 4, 3), (256, 32, 8, 3))
-    several = [*(_MANY(128, *tile) for tile in tiles), _MANY(64, 128, 32, 8, 3), _MANY(64, 128, 32, 4, 3)]
+    narrow = ((128, 32, 8, 3), (128, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 8, 2), (128, 64, 8, 3))
+    several = [*(_MANY(128, *tile) for tile in (*tiles, (64, 64, 4, 2), (64, 64, 4, 3))), *(_MANY(64, *tile) for tile in narrow)]
     if rows <= 128:
         return several
     return several + [_MANY(256, *tile) for tile in ((128, 32, 8, 3), (128, 32, 8, 2), (128, 16, 8, 4), (64, 32, 4, 3), (64, 16, 4, 4))]
@@ -190,13 +195,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line for each result to this file")
     parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
     parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
+    parser.add_argument("--asymmetric", action="store_true", help="a zero point of its own for each group, as AWQ has")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16")
     parser.add_argument("--shape", type=shape, nargs="*", default=list(SHAPES), metavar="INxOUT", help="sizes of the matrices")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS), help="how many rows x has")
     args = parser.parse_args()
     torch.manual_seed(0)
     started = time.monotonic()
-    problems = [Problem(*sizes, args.bits, getattr(torch, args.dtype)) for sizes in args.shape]
+    problems = [Problem(*sizes, args.bits, getattr(torch, args.dtype), asymmetric=args.asymmetric) for sizes in args.shape]
     compile_all(problems, args.rows, args.sweep)
     print(f"compiled after {time.monotonic() - started:.0f} s", flush=True)
     report = Report(args.rows, args.sweep)

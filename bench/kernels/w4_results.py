@@ -1,28 +1,21 @@
-"""`python -m bench.kernels.w4_results FILE [--plot docs/images/w4_rows.svg]`: what a sweep of `bench.kernels.w4 --sweep --json FILE` says.
+"""`python -m bench.kernels.w4_results FILE`: what a sweep of `bench.kernels.w4 --sweep --json FILE` says.
 
 For each matrix and number of rows: the fastest way that was tried, and how much longer the settings' choice takes, and the rule's that
-stands in where nothing was measured. --plot draws the fastest ways beside torch's product with a 16-bit matrix. Needs no GPU.
+stands in where nothing was measured. Needs no GPU; `pagedcore bench products` draws what the choices reach.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from pagedcore.commands.bench.plots import COLOURS, GRID_COLOUR, check_plot_file
 from pagedcore_kernels.packed_weights import PackedWeights
 from pagedcore_kernels.triton_ops.attention_common import Card
 from pagedcore_kernels.triton_ops.packed_settings import choose_packed_config, config_by_rule
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 H200 = Card(90, 132)
 GROUP_SIZE = 128
@@ -71,55 +64,11 @@ def read(path: Path) -> list[Place]:
     return [places[key] for key in sorted(places)]
 
 
-def draw(places: list[Place]) -> Figure:
-    """Time against rows, and beside it the speed-up over 16 bit."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.0, 4.4), layout="constrained")
-    time, gain = figure.subplots(1, 2)
-    by_shape: dict[str, list[Place]] = defaultdict(list)
-    for place in places:
-        by_shape[f"{place.in_features:,} x {place.out_features:,}"].append(place)
-    for colour, (name, line) in zip(COLOURS, by_shape.items(), strict=False):
-        rows = [place.rows for place in line]
-        time.plot(rows, [place.best_us for place in line], color=colour, marker="o", markersize=4, label=name)
-        time.plot(rows, [place.plain_us for place in line], color=colour, linestyle="--", linewidth=1)
-        gain.plot(rows, [place.plain_us / place.best_us for place in line], color=colour, marker="o", markersize=4, label=name)
-    gain.axhline(1.0, color="#333333", linewidth=1)
-    time.set_yscale("log", base=2)
-    _finish(time, places, "microseconds a product (dashed: 16 bit, cuBLAS)")
-    _finish(gain, places, "speed-up over 16 bit")
-    gain.set_ylim(bottom=0)
-    return figure
-
-
-def _finish(axes: Axes, places: list[Place], y_label: str) -> None:
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    rows = sorted({place.rows for place in places})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(rows, [str(count) for count in rows])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("rows")
-    axes.set_ylabel(y_label)
-    axes.set_axisbelow(True)
-    axes.grid(True, color=GRID_COLOUR, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, title="4-bit weights, in x out")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--plot", type=Path, help="write the plot to this file")
-    args = parser.parse_args()
-    places = read(args.file)
-    for place in places:
+    for place in read(parser.parse_args().file):
         print(place)
-    if args.plot:
-        check_plot_file(args.plot)
-        draw(places).savefig(args.plot, dpi=130)
 
 
 if __name__ == "__main__":

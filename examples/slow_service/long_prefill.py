@@ -43,14 +43,18 @@ async def chats_and_a_contract(engine: AsyncEngine) -> None:
     await asyncio.gather(contract(engine), *chats)
 
 
+def trace_file(max_num_batched_tokens: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"long-prefill-{max_num_batched_tokens}.json"
+
+
 def play(stage: Stage) -> Facts:
     engine = stage.llm.engine
     asyncio.run(chats_and_a_contract(engine))
-    trace = Path(tempfile.gettempdir()) / f"long-prefill-{engine.plan.max_num_batched_tokens}.json"
-    engine.trace(trace)
+    engine.trace(trace_file(engine.plan.max_num_batched_tokens))
     (stats,) = engine.inspect_sync("stats")
     for sentence in findings(stats, Targets()):
         stage.say(sentence)
+    stage.say(f"The trace file is {trace_file(engine.plan.max_num_batched_tokens)}")
     record = engine.history.find("contract") or {}
     return {
         "max_num_batched_tokens": engine.plan.max_num_batched_tokens,
@@ -60,7 +64,6 @@ def play(stage: Stage) -> Facts:
         "longest wait for a next token (ms)": 1000 * stats["last_minute"]["token_gap_max_s"],
         "usual wait (ms)": 1000 * stats["last_minute"]["token_gap_p50_s"],
         "first token of the contract (ms)": record["ttft_ms"],
-        "trace": str(trace),
     }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 BITS = (4, 8)
 TILE_ROWS = 64
 """Outputs of one contiguous tile."""
+MAX_SCALES = 2**31 - 1
+"""Of one matrix: the kernels count them in 32 bits."""
 _ROW_MULTIPLE = 128
 _WORD_BITS = 16
 _PLACES = {4: (0, 2, 1, 3), 8: (0, 1)}
@@ -64,7 +66,7 @@ def pack_weights(codes: Tensor, scales: Tensor, zeros: Tensor, *, bits: int = 4,
     """Pack codes [N, K] uint8 of `bits` with scales [N, G] float32 and zeros [N, G] uint8; `group_size` is K / G unless given.
 
     Scales keep all their bits where every zero point is the same; else they are rounded to 16 significant bits, which changes
-    none that was float16 or bfloat16. Raises ValueError for bits, shapes and groups that the layout cannot hold.
+    none that was float16 or bfloat16. Raises ValueError for bits, shapes, groups and numbers of scales that the layout cannot hold.
     """
     if bits not in BITS:
         raise ValueError(f"weights of 4 and 8 bits are packed, not of {bits}")
@@ -72,13 +74,13 @@ def pack_weights(codes: Tensor, scales: Tensor, zeros: Tensor, *, bits: int = 4,
     size = _checked_group_size(codes, scales, zeros, group_size)
     num_groups = scales.shape[1]
     slice_size = 32 if num_groups > 1 and size % 64 else 64
+    block_size = _WORD_BITS // bits * slice_size
+    groups_of_words = -(-_rounded_up(in_features, block_size) // size) if num_groups > 1 else 1
+    _check_num_scales(_rounded_up(out_features, _ROW_MULTIPLE), groups_of_words)
     uniform_zero = _uniform_value(zeros)
     packed_scales = scales.float() if uniform_zero is not None else _with_zeros(scales.float(), zeros)
-    words = _pack_words(_pad(codes, _ROW_MULTIPLE, _WORD_BITS // bits * slice_size), bits, slice_size)
-    padded_in_features = words.shape[1] * _WORD_BITS // bits * slice_size
-    groups_of_words = -(-padded_in_features // size) if num_groups > 1 else 1
     return PackedWeights(
-        words=words,
+        words=_pack_words(_pad(codes, _ROW_MULTIPLE, block_size), bits, slice_size),
         scales=_pad(packed_scales, _ROW_MULTIPLE, groups_of_words).t().contiguous(),
         out_features=out_features,
         in_features=in_features,
@@ -119,6 +121,16 @@ def _checked_group_size(codes: Tensor, scales: Tensor, zeros: Tensor, group_size
     if num_groups > 1 and not holds_groups_of(size):
         raise ValueError(f"weights are packed in groups of a multiple of 32 inputs, or one group; the group size is {size}")
     return size
+
+
+def _check_num_scales(padded_out_features: int, num_groups: int) -> None:
+    if padded_out_features * num_groups > MAX_SCALES:
+        scales = f"{num_groups} groups of {padded_out_features} outputs have {num_groups * padded_out_features} scales"
+        raise ValueError(f"{scales}; a packed matrix has up to {MAX_SCALES}: take larger groups, or leave it unpacked")
+
+
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _uniform_value(zeros: Tensor) -> int | None:

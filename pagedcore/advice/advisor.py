@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagedcore.advice.advice import Advice
+from pagedcore.advice.costly_prefixes import CostlyPrefix
 from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.trace import TracedRequest, TraceWriter
 from pagedcore.advice.traffic_study import TrafficStudy
-from pagedcore.core.events import Admitted, Arrived, Event, Finished, StepEvents
+from pagedcore.core.events import Admitted, Arrived, BlocksForgotten, Event, Finished, StepEvents
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.lookup import LookupReport
 from pagedcore.messages import AddRequest
@@ -153,6 +154,8 @@ class Advisor:
                 self._admitted(event, step, explained.get(event.request_id))
             elif isinstance(event, Finished):
                 self._finished(event, step)
+            elif isinstance(event, BlocksForgotten):
+                self._study.sketch.forget_cached()
             if isinstance(event, Admitted | Finished) and not self._is_hurried:
                 time.sleep(PAUSES_PER_STUDY * (time.thread_time() - start_s))
 
@@ -175,10 +178,13 @@ class Advisor:
             return
         last = len(reasons) - 1 - reasons[::-1].index("evicted")
         self._study.costly_prefixes.add(
-            lookup.missed[last][0].hex(),
-            request.tenant,
-            num_tokens=(lookup.first_missing_block + last + 1) * self._limits.block_size,
-            recomputed_tokens=num_evicted * self._limits.block_size,
+            CostlyPrefix(
+                prefix=lookup.missed[last][0].hex(),
+                tenant=request.tenant,
+                num_tokens=(lookup.first_missing_block + last + 1) * self._limits.block_size,
+                recomputed_tokens=num_evicted * self._limits.block_size,
+                latest_request_id=request.group_id,
+            )
         )
 
     def _finished(self, event: Finished, step: int) -> None:

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pagedcore.advice.peaks import Peaks
 from pagedcore.advice.sampling import MAX_LEVEL, highest_level, sample
 
 
@@ -38,7 +39,7 @@ class BlockStack:
                  that ran together would have run them one after another
 
     Blocks that nobody can find, such as partly filled ones, leave nothing behind when their request ends, so a pool may have been
-    fuller than it is: `peak` is by how much, less the blocks that came since.
+    fuller than it is: `peak` is by how much since the block was last used, less the blocks that came since.
 
     `hit_tokens[i]` are tokens that pools of at least `capacities[i]` blocks serve and smaller ones do not; the last entry is
     what only an unbounded pool serves. When more than `max_tracked` blocks are remembered, those out of reach of the largest
@@ -59,7 +60,7 @@ class BlockStack:
         self._cached: list[int] = []
         self._owned: list[int] = []
         self._stamp = 0
-        self._peak = 0.0
+        self._peaks = Peaks()
 
     @property
     def num_tracked(self) -> int:
@@ -67,16 +68,16 @@ class BlockStack:
 
     def note_private(self, num_blocks: float) -> None:
         """Blocks that nobody can find, now."""
-        self._peak = max(self._peak, num_blocks)
+        self._peaks.raise_to(num_blocks, self._stamp)
 
     def depth(self, block: Tracked) -> float:
         """Blocks that a pool must have to still hold the block."""
         num_later = len(self._cached) - bisect_right(self._cached, block.stamp)
-        num_owned = len(self._owned)
+        num_owned, peak = len(self._owned), self._peaks.at(block.stamp)
         if block.num_owners:
             num_later += num_owned - bisect_right(self._owned, block.stamp)
-            return min(num_owned << self.level, 1 + (num_later << self.level)) + self._peak
-        return 1 + (num_later + num_owned << self.level) + self._peak
+            return min(num_owned << self.level, 1 + (num_later << self.level)) + peak
+        return 1 + (num_later + num_owned << self.level) + peak
 
     def sample(self, keys: Sequence[int]) -> list[tuple[int, int]]:
         """(number, key) of the sampled blocks among those with these keys."""
@@ -108,13 +109,14 @@ class BlockStack:
     def own(self, sampled: Sequence[tuple[int, int]]) -> list[Tracked]:
         """Add an owner to each sampled block, the first one becoming the newest; returns them in order."""
         blocks = [self._tracked_at(key) for _, key in sampled]
+        unowned = [block.stamp for block in blocks if not block.num_owners]
+        used = sorted(stamp for stamp in unowned if stamp)
+        self._peaks.lower(used, len(unowned) - len(used), 1 << self.level)
         for block in reversed(blocks):
             if block.num_owners:
                 _drop(self._owned, block.stamp)
-            else:
-                self._peak = max(0.0, self._peak - (1 << self.level))
-                if block.stamp:
-                    _drop(self._cached, block.stamp)
+            elif block.stamp:
+                _drop(self._cached, block.stamp)
             block.num_owners += 1
             self._use(block)
         return blocks
@@ -127,6 +129,11 @@ class BlockStack:
                 if not block.num_owners:
                     _drop(self._owned, block.stamp)
                     self._use(block)
+
+    def forget_cached(self) -> None:
+        """Every block without an owner is gone."""
+        self._tracked = {key: block for key, block in self._tracked.items() if block.num_owners}
+        self._cached = []
 
     def shrink(self) -> None:
         """Keep to `max_tracked`."""

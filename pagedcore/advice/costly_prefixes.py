@@ -18,8 +18,10 @@ class CostlyPrefix:
     num_tokens: int
     """From the start of the prompt to the end of that block."""
     recomputed_tokens: int
-    num_requests: int
-    """Requests that computed evicted blocks of it again."""
+    latest_request_id: str
+    """The last one that computed evicted blocks of it again: a hash alone tells nobody which prompts these are."""
+    num_requests: int = 1
+    """How many did."""
 
 
 class CostlyPrefixes:
@@ -31,14 +33,16 @@ class CostlyPrefixes:
     def __len__(self) -> int:
         return len(self._by_prefix)
 
-    def add(self, prefix: str, tenant: str | None, *, num_tokens: int, recomputed_tokens: int) -> None:
+    def add(self, paid: CostlyPrefix) -> None:
         """One request computed evicted blocks of this prefix again."""
-        known = self._by_prefix.get(prefix)
-        if known is None:
-            known = CostlyPrefix(prefix=prefix, tenant=tenant, num_tokens=num_tokens, recomputed_tokens=0, num_requests=0)
-        self._by_prefix[prefix] = replace(
-            known, recomputed_tokens=known.recomputed_tokens + recomputed_tokens, num_requests=known.num_requests + 1
-        )
+        known = self._by_prefix.get(paid.prefix)
+        if known is not None:
+            paid = replace(
+                paid,
+                recomputed_tokens=known.recomputed_tokens + paid.recomputed_tokens,
+                num_requests=known.num_requests + paid.num_requests,
+            )
+        self._by_prefix[paid.prefix] = paid
         if len(self._by_prefix) > MAX_PREFIXES:
             self._by_prefix = {kept.prefix: kept for kept in self._ranked()[: MAX_PREFIXES // 2]}
 

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable
 
 from pagedcore.advice.advice import Advice
+from pagedcore.advice.costly_prefixes import CostlyPrefix
 from pagedcore.advice.prompt import Prompt
 from pagedcore.advice.trace import TracedRequest
 from pagedcore.advice.traffic_study import TrafficStudy
@@ -52,10 +53,13 @@ def _admit(study: TrafficStudy, request: TracedRequest, name: str) -> None:
     num_evicted_tokens = study.sketch.num_evicted_tokens(found)
     if num_evicted_tokens:
         study.costly_prefixes.add(
-            _hash_of(request, found.num_known_tokens, study.sketch.block_size),
-            request.tenant,
-            num_tokens=found.num_known_tokens,
-            recomputed_tokens=num_evicted_tokens,
+            CostlyPrefix(
+                prefix=_hash_of(request, found.num_known_tokens, study.sketch.block_size),
+                tenant=request.tenant,
+                num_tokens=found.num_known_tokens,
+                recomputed_tokens=num_evicted_tokens,
+                latest_request_id=request.request_id,
+            )
         )
 
 

@@ -94,6 +94,11 @@ class ReuseSketch:
         for request_id in list(self._running.by_id):
             self.finish(request_id, 0, now=now)
 
+    def forget_cached(self) -> None:
+        """The cache was reset; so would one of any other size have been."""
+        for stack in self.stacks:
+            stack.forget_cached()
+
     def curve(self) -> tuple[CurvePoint, ...]:
         """The hit rate of each pool factor at each block size; nothing before the first lookup.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pagedcore.advice.divergence import Divergence
 from pagedcore.advice.reuse_sketch import CurvePoint
+from pagedcore.readable import percent
 
 MIN_GAIN = 0.02
 """A change is advised for two points at least."""
@@ -113,7 +114,7 @@ def _prompts(findings: Findings) -> list[str]:
 def _nothing(findings: Findings, hit_rate: float) -> str:
     ideal = hit_rate if findings.ideal_hit_rate is None else max(findings.ideal_hit_rate, hit_rate)
     if ideal - hit_rate <= SMALL_GAP:
-        return f"Nothing to change: {percent(hit_rate)} of a possible {percent(ideal)}."
+        return f"The cache needs no change: it serves {percent(hit_rate)} of a possible {percent(ideal)}."
     return (
         f"The hit rate is {percent(hit_rate)} of a possible {percent(ideal)}, and neither a pool up to eight times as large "
         "nor another block size would raise it by two points."
@@ -122,10 +123,6 @@ def _nothing(findings: Findings, hit_rate: float) -> str:
 
 def _whose(tenant: str | None) -> str:
     return "without a tenant" if tenant is None else f"of tenant {tenant}"
-
-
-def percent(rate: float) -> str:
-    return f"{round(100 * rate)} %"
 
 
 def points_of(gain: float) -> str:

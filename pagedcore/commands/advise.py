@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pagedcore.advice.advice import Advice
 from pagedcore.advice.offline import advise
 from pagedcore.advice.reuse_sketch import POOL_FACTORS, CurvePoint
-from pagedcore.advice.sentences import percent
 from pagedcore.advice.trace import read_trace
+from pagedcore.readable import percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,10 +52,10 @@ def _prefixes(advice: Advice) -> Table:
     from rich.table import Table
 
     table = Table(title="prefixes that cost most recomputation", title_justify="left")
-    for column in ("prefix", "tenant", "tokens", "recomputed tokens", "requests"):
-        table.add_column(column)
+    for column in ("prefix", "tenant", "tokens", "recomputed tokens", "requests", "latest request"):
+        table.add_column(column, overflow="fold")
     for prefix in advice.costliest_prefixes:
         tenant = "-" if prefix.tenant is None else escape(prefix.tenant)
         numbers = (prefix.num_tokens, prefix.recomputed_tokens, prefix.num_requests)
-        table.add_row(prefix.prefix[:HASH_DIGITS], tenant, *(f"{number:,}" for number in numbers))
+        table.add_row(prefix.prefix[:HASH_DIGITS], tenant, *(f"{number:,}" for number in numbers), escape(prefix.latest_request_id))
     return table

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pagedcore import config as engine_config
 from pagedcore.commands.field_docs import field_docs
 from pagedcore.config import EngineConfig
+from pagedcore.config_checks import BLOCK_SIZES, DTYPES
 from pagedcore.sampling_params import SamplingParams
 
 _ENGINE_CHOICES: dict[str, tuple[object, ...]] = {
-    "block_size": engine_config.BLOCK_SIZES,
-    "dtype": engine_config.DTYPES,
+    "block_size": BLOCK_SIZES,
+    "dtype": DTYPES,
 }
 """Choices of fields whose type does not say them; shown in the help, checked by `EngineConfig`."""
 

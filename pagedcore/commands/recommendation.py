@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagedcore.commands.machine import Device
-from pagedcore.config import BLOCK_SIZES, EngineConfig
+from pagedcore.config import EngineConfig
+from pagedcore.config_checks import BLOCK_SIZES
 
 if TYPE_CHECKING:
     from pagedcore.quant.checkpoint_format import PackedLayout

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedcore.config import EngineConfig
 from pagedcore.errors import ConfigError, InvalidRequestError
-from pagedcore.models.checkpoint import INDEX_FILE
 from pagedcore.models.progress import Progress
 from pagedcore.models.registry import read_architecture
+from pagedcore.models.safetensors_index import INDEX_FILE, read_weight_map
 from pagedcore.models.source import resolve_model
 from pagedcore.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -112,7 +111,7 @@ def _weight_files(model_dir: Path) -> list[Path]:
     index = model_dir / INDEX_FILE
     if not index.is_file():
         return list(model_dir.glob("*.safetensors"))
-    return [model_dir / name for name in set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())]
+    return [model_dir / name for name in set(read_weight_map(index).values())]
 
 
 def _other_ids(a: Side, b: Side, ids_a: Sequence[int], ids_b: Sequence[int]) -> ConfigError:

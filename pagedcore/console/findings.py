@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pagedcore.console.indicators import Targets, duration
+from pagedcore.console.indicators import Targets
+from pagedcore.readable import duration
 
 STALL_FACTOR = 4.0
 """A wait for a token is a stall from this many times the usual one on."""
@@ -23,15 +24,16 @@ def findings(stats: Mapping[str, Any], targets: Targets) -> list[str]:
 
 
 def _stall(stats: Mapping[str, Any], targets: Targets) -> list[str]:
+    """A step takes the usual time, and more for each prompt token in it."""
     minute, limit = stats["last_minute"], stats["max_num_batched_tokens"]
     usual_s, longest_s, num_prefill_tokens = (
         minute[name] for name in ("token_gap_p50_s", "token_gap_max_s", "token_gap_max_step_prefill_tokens")
     )
     if not num_prefill_tokens or longest_s < max(targets.token_gap_s, STALL_FACTOR * usual_s):
         return []
-    s_per_token = longest_s / minute["token_gap_max_step_tokens"]
-    advised = _power_of_two_below(targets.token_gap_s / s_per_token)
-    hint = f": {advised:,} would keep such a wait near {duration(advised * s_per_token)}" if advised < limit else ""
+    s_per_token = (longest_s - usual_s) / num_prefill_tokens
+    advised = _power_of_two_below((targets.token_gap_s - usual_s) / s_per_token)
+    hint = f": {advised:,} would keep such a wait near {duration(usual_s + advised * s_per_token)}" if advised < limit else ""
     sentence = (
         f"Answers stood still for up to {duration(longest_s)} (a token mostly takes {duration(usual_s)}) while one step computed "
         f"{num_prefill_tokens:,} prompt tokens. Lower max_num_batched_tokens, now {limit:,}{hint}."

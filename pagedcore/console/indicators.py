@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pagedcore.errors import ConfigError
+from pagedcore.readable import duration, percent
 from pagedcore.shown import shown
 
 LEAST_IDEAL = 0.3
@@ -195,6 +196,7 @@ _REMEDIES = {
     "token_budget": "A step's budget is spent: raise max_num_batched_tokens.",
     "tenant_quota": "A tenant is at its quota: raise max_running_per_tenant or cache_fraction_per_tenant, or let that tenant wait.",
     "priority": "Requests of a higher priority go first: add a replica if the others must not wait.",
+    "batch_window": "An idle engine waits for a fuller batch: lower max_batch_wait_ms.",
 }
 
 
@@ -226,13 +228,3 @@ def _beside(share: float, target: float) -> str:
     """A share as people read it beside its target: one that misses it does not look as if it met it."""
     looks_met = share < target and percent(share) == percent(target)
     return f"{math.floor(share * 1000) / 10:.1f} %" if looks_met else percent(share)
-
-
-def percent(share: float) -> str:
-    """A share as people read it."""
-    return f"{share * 100:.0f} %"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people read them: 12 ms, 1.4 s."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -6,13 +6,11 @@ from collections import Counter
 
 from pagedcore.core.events import Admitted, PassedOver, Resumed, WaitingReason
 from pagedcore.core.kv_cache_manager import PrefixMatch
-from pagedcore.core.lookup import LookupReport
 from pagedcore.core.placement import place
 from pagedcore.core.request import Request
 from pagedcore.core.state import SchedulerState
 from pagedcore.core.step_builder import StepBuilder
 from pagedcore.host_tier.swapped import Swapped
-from pagedcore.outputs import CacheReport
 
 MAX_BLOCKED = 16
 """Requests that one plan finds no blocks for before it stops looking: each look walks the prefix, and hundreds may wait alike."""
@@ -67,10 +65,17 @@ class Admission:
                     blocked = blocked or request
                     num_blocked += 1
 
+    def hold_back(self, now_s: float, *, is_over: bool) -> None:
+        """No plan is made, since an idle engine waits for a fuller batch; or that is over."""
+        for request in self._state.waiting.line:
+            self._wait_for(None if is_over else "batch_window", request, now_s)
+
     def waiting_reason(self, request: Request) -> WaitingReason:
-        """Why this waiting request did not run in the last step."""
+        """Why this waiting request does not run."""
         if request.waiting_reason is not None:
             return request.waiting_reason
+        if request in self._state.waiting.new:
+            return "next_step"
         is_behind_class = self._stop_priority is not None and request.order_key[0] > self._stop_priority
         return "priority" if is_behind_class else self._stop_reason
 
@@ -80,14 +85,17 @@ class Admission:
         return None if self._stop_priority is None else (self._stop_priority, self._stop_reason)
 
     def waiting_by_reason(self) -> dict[str, int]:
-        """Waiting requests by reason, without looking at each."""
-        line, stop_priority = self._state.waiting.line, self._stop_priority
+        """Waiting requests by reason, looking at none but those that have come since the last plan."""
+        line, new, stop_priority = self._state.waiting.line, self._state.waiting.new, self._stop_priority
         num_behind = 0 if stop_priority is None else line.num_behind_class(stop_priority)
-        num_passed_over = min(self._num_passed_over, len(line) - num_behind)
+        num_behind -= sum(stop_priority is not None and request.order_key[0] > stop_priority for request in new)
+        num_seen = len(line) - len(new)
+        num_passed_over = min(self._num_passed_over, num_seen - num_behind)
         num_over_share = min(self._num_over_share, num_passed_over)
         num_over_quota = num_over_share + self._state.waiting.num_held
         counts = Counter(blocks=num_passed_over - num_over_share, tenant_quota=num_over_quota, priority=num_behind)
-        counts[self._stop_reason] += len(line) - num_behind - num_passed_over
+        counts[self._stop_reason] += num_seen - num_behind - num_passed_over
+        counts.update(map(self.waiting_reason, new))
         return dict(+counts)
 
     def _closed(self, step: StepBuilder, blocked: Request | None) -> WaitingReason | None:
@@ -180,18 +188,6 @@ class Admission:
         request.admitted_s = now_s
         request.cached_prompt_tokens = report.num_hit_tokens
         request.num_ever_computed_tokens = report.num_hit_tokens
-        request.cache_report = _provisional_report(report)
+        request.cache_report = report.provisional_report()
         is_counted = request.add_request.choice_index == 0
         self._state.record.add(Admitted(request.request_id, now_s, report if is_counted else None))
-
-
-def _provisional_report(lookup: LookupReport) -> CacheReport:
-    return CacheReport(
-        num_prompt_tokens=lookup.num_prompt_tokens,
-        num_eligible_blocks=lookup.num_eligible_blocks,
-        num_resident_blocks=lookup.num_resident_blocks,
-        live_tokens=lookup.live_blocks * lookup.block_size,
-        pool_tokens=lookup.pool_blocks * lookup.block_size,
-        host_tokens=lookup.host_blocks * lookup.block_size,
-        computed_tokens=lookup.num_prompt_tokens - lookup.num_hit_tokens,
-    )

@@ -189,20 +189,17 @@ class BlockPool:
             else:
                 self._cached[block_id] = None
 
-    def unpublish(self, block_id: int) -> None:
-        """Make a block unfindable; its owners keep it."""
-        block = self._blocks[block_id]
-        if block.content is None:
-            return
-        self._forget(block)
-        if block.ref_count == 0:
-            del self._cached[block_id]
-            self._give_back(block_id)
-
-    def drop_cached(self) -> None:
-        """Forget every block without owner."""
-        for block_id in self.cached_order():
-            self.unpublish(block_id)
+    def unpublish(self, block_ids: Iterable[int]) -> list[BlockHash]:
+        """Make blocks unfindable; their owners keep them. Returns the hashes that they had."""
+        block_hashes = list[BlockHash]()
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            if block.content is not None:
+                block_hashes.append(self._forget(block))
+                if block.ref_count == 0:
+                    del self._cached[block_id]
+                    self._give_back(block_id)
+        return block_hashes
 
     def has_hashed_blocks(self) -> bool:
         """Whether any block, owned or not, can be found by its content."""

@@ -39,7 +39,7 @@ def fail_step(state: SchedulerState, step: InFlightStep, error: PagedCoreError, 
     readers = chain(state.running, *(later.requests for later in state.in_flight))
     sharers = (request for request in readers if not suspect.isdisjoint(kv.table_in_flight(request)))
     lost = [request for request in dict.fromkeys(chain(step.requests, sharers)) if request.state is not RequestState.FINISHED]
-    kv.distrust(lost)
+    kv.distrust(lost, now_s)
     for request in lost:
         end_request(state, request, failed(error), now_s)
     kv.complete_step(plan.step_id, now_s)

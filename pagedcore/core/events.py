@@ -14,7 +14,7 @@ from pagedcore.messages import AddRequest
 from pagedcore.outputs import FinishReason, Status
 
 RejectReason = Literal["too_long", "pool_too_small", "queue_full", "tenant_quota", "deadline", "invalid"]
-WaitingReason = Literal["blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority"]
+WaitingReason = Literal["blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "batch_window", "next_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A plan found no blocks for a waiting request, or waits for its prefix, or its tenant is at a quota, and looked at later ones.
+    """A plan found no blocks for a waiting request, or waits for its prefix, or its tenant is at a quota, and looked at later ones; or
+    no plan was made, since an idle engine waits for a fuller batch.
 
-    Once for each stretch of a stay in the queue. `reason` None: the quota has room again, and it waits as those beside it do.
+    Once for each stretch of a stay in the queue. `reason` None: that is over, and it waits as those beside it do.
     """
 
     request_id: str
@@ -103,6 +104,14 @@ class BlockEvicted:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksForgotten:
+    """Blocks lost their hashes, and not to make room: the cache was reset, or what a step was to write in them is doubtful."""
+
+    block_hashes: list[BlockHash]
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The one terminal event of a request."""
 
@@ -127,7 +136,9 @@ class Finished:
     """Of those, blocks that were not reused."""
 
 
-Event = Arrived | Admitted | PassedOver | PrefillChunk | FirstToken | Preempted | Resumed | Swapped | BlockEvicted | Finished
+Event = (
+    Arrived | Admitted | PassedOver | PrefillChunk | FirstToken | Preempted | Resumed | Swapped | BlockEvicted | BlocksForgotten | Finished
+)
 
 
 @dataclass(slots=True, kw_only=True)

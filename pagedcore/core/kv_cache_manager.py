@@ -9,7 +9,7 @@ from itertools import chain
 
 from pagedcore.core.block_hash import ROOT_HASH, hash_blocks
 from pagedcore.core.block_pool import BlockContent, BlockPool
-from pagedcore.core.events import BlockEvicted
+from pagedcore.core.events import BlockEvicted, BlocksForgotten
 from pagedcore.core.limits import SchedulerLimits
 from pagedcore.core.lookup import BlockHash, LookupReport
 from pagedcore.core.request import Request
@@ -124,9 +124,9 @@ class KVCacheManager:
             self._record.step.num_reused_acquisitions += len(match.block_ids)
         request.num_counted_blocks = max(request.num_counted_blocks, len(match.block_ids))
         if match.num_host_blocks:
-            slots = self.host.hold(request.block_hashes[len(match.block_ids) : match.num_blocks])
+            host_blocks = self.host.hold(request.block_hashes[len(match.block_ids) : match.num_blocks])
             num_tokens = match.num_blocks * self._block_size
-            self.host.copy_back(self.grow(request, num_tokens, now_s), slots)
+            self.host.copy_back(self.grow(request, num_tokens, now_s), host_blocks)
             self.publish(request, num_tokens, now_s)
 
     def num_fitting_tokens(self, request: Request) -> int:
@@ -198,20 +198,20 @@ class KVCacheManager:
         waiting = (deferred.block_ids for deferred in self._deferred if deferred.request_id == request.request_id)
         return request.block_ids or next(waiting, [])
 
-    def distrust(self, requests: Iterable[Request]) -> None:
+    def distrust(self, requests: Iterable[Request], now_s: float) -> None:
         """Forget the content of these requests' blocks, of blocks whose release waits for a step in flight, and of blocks without owner.
 
         All of host memory is forgotten, too.
         """
         tables = [request.block_ids for request in requests] + [deferred.block_ids for deferred in self._deferred]
-        for block_id in chain.from_iterable(tables):
-            self.pool.unpublish(block_id)
-        self.drop_cached()
+        self.drop_cached(now_s, *chain.from_iterable(tables))
 
-    def drop_cached(self) -> None:
-        """Forget every block without owner, here and in host memory."""
-        self.pool.drop_cached()
+    def drop_cached(self, now_s: float, *others: int) -> None:
+        """Forget every block without owner, here and in host memory, and the content of others."""
+        block_hashes = self.pool.unpublish([*others, *self.pool.cached_order()])
         self.host.clear()
+        if block_hashes:
+            self._record.add(BlocksForgotten(block_hashes, now_s))
 
     def check_invariants(self, running: list[Request]) -> None:
         """Raises AssertionError when tables and pool disagree."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
+from pagedcore.outputs import CacheReport
+
 BlockHash = NewType("BlockHash", bytes)
 """sha256 over the parent's hash, the domain and the block's token ids: equal hashes mean equal prefixes."""
 
@@ -39,3 +41,15 @@ class LookupReport:
     @property
     def first_missing_block(self) -> int:
         return self.live_blocks + self.pool_blocks + self.host_blocks
+
+    def provisional_report(self) -> CacheReport:
+        """What is known at admission: what was not served will be computed. Why blocks missed is not in it."""
+        return CacheReport(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_eligible_blocks=self.num_eligible_blocks,
+            num_resident_blocks=self.num_resident_blocks,
+            live_tokens=self.live_blocks * self.block_size,
+            pool_tokens=self.pool_blocks * self.block_size,
+            host_tokens=self.host_blocks * self.block_size,
+            computed_tokens=self.num_prompt_tokens - self.num_hit_tokens,
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pagedcore.core.admission import Admission
 from pagedcore.core.block_pool import BlockPool
 from pagedcore.core.commit import commit_step, fail_step
@@ -19,25 +17,6 @@ from pagedcore.core.step_builder import StepBuilder
 from pagedcore.errors import PagedCoreError, RequestError, id_in_use
 from pagedcore.messages import AddRequest, RequestUpdate
 from pagedcore.tenancy.limits import UNNAMED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCounts:
-    """How much there is of everything now, and how often rare things happened since the start."""
-
-    num_waiting: int
-    num_running: int
-    num_active_blocks: int
-    num_cached_blocks: int
-    num_free_blocks: int
-    num_prefix_waits: int
-    """Times that a request stood back while another computed its prefix."""
-    num_bypasses: int
-    """Times that a request was admitted past one that waits for blocks."""
-    num_stalls: int
-    """Times that a running request waited for blocks of a step in flight."""
-    num_deferred_frees: int
-    """Tables whose release waited for a step in flight."""
 
 
 class Scheduler:
@@ -88,7 +67,7 @@ class Scheduler:
         except RequestError as error:
             self._record_rejection(request, error, now_s)
             raise
-        if not self._state.requests and not self._state.in_flight:
+        if self.limits.max_batch_wait_s and not self._state.requests and not self._state.in_flight:
             self._batch_deadline_s = now_s + self.limits.max_batch_wait_s
         order_key = (request.priority if self.limits.scheduling_policy == "priority" else 0, self._num_arrivals)
         queued = Request(add_request=request, max_total_tokens=max_total_tokens, order_key=order_key, queued_s=now_s)
@@ -113,9 +92,14 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """Plan the next step on future state; None when nothing can run now."""
-        if not self.can_schedule or self._holds_back(now_s):
+        if not self.can_schedule:
             return None
-        self._batch_deadline_s = None
+        if self._batch_deadline_s is not None:
+            is_over = not self._holds_back(now_s)
+            self._admission.hold_back(now_s, is_over=is_over)
+            if not is_over:
+                return None
+            self._batch_deadline_s = None
         step = StepBuilder(self._next_step_id)
         place_running(self._state, step, now_s)
         self._admission.admit(step, now_s)
@@ -147,30 +131,15 @@ class Scheduler:
         step.num_live_tokens = state.kv.num_filled_slots(state.num_live_tokens)
         return step
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, now_s: float) -> bool:
         """Forget every cached block without owner, and host memory. False when requests hold hashed blocks, which then stay shared."""
-        self._state.kv.drop_cached()
+        self._state.kv.drop_cached(now_s)
         return not self._state.kv.pool.has_hashed_blocks()
 
     def waiting_reason(self, request_id: str) -> WaitingReason | None:
         """Why a request waits; None when it does not."""
         request = self._state.requests.get(request_id)
         return self._admission.waiting_reason(request) if request is not None and request.state is RequestState.WAITING else None
-
-    def counts(self) -> SchedulerCounts:
-        """A snapshot of sizes and rare-path counters."""
-        state, pool, record = self._state, self._state.kv.pool, self._state.record
-        return SchedulerCounts(
-            num_waiting=len(state.waiting),
-            num_running=len(state.running),
-            num_active_blocks=pool.num_active_blocks,
-            num_cached_blocks=pool.num_cached_blocks,
-            num_free_blocks=pool.num_free_blocks,
-            num_prefix_waits=record.num_prefix_waits,
-            num_bypasses=record.num_bypasses,
-            num_stalls=record.num_stalls,
-            num_deferred_frees=record.num_deferred_frees,
-        )
 
     def check_invariants(self) -> None:
         """Raises AssertionError when an owner's state contradicts itself or another's. Changes nothing."""

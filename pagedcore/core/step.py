@@ -54,9 +54,9 @@ class StepPlan:
     """(row, block ids appended to its table)."""
     total_num_tokens: int = 0
     copies_out: Sequence[tuple[int, int]] = ()
-    """(device block, host slot): what the block holds goes to the slot. No slot stands there twice."""
+    """(device block, host block): what the first holds goes to the second. No host block stands there twice."""
     copies_in: Sequence[tuple[int, int]] = ()
-    """(device block, host slot): what the slot holds goes to the block. No block stands there twice."""
+    """(device block, host block): what the second holds goes to the first. No device block stands there twice."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pagedcore.errors import InvalidRequestError
 from pagedcore.grammar.compiling import Vocabulary, compile_grammar
 from pagedcore.grammar.matcher import MaskWorker, Matcher
+from pagedcore.grammar.reasoning import Reasoning, ReasoningEnd, reasoning_of
 from pagedcore.grammar.trial import TRIED_CHARS, check_in_a_trial
 from pagedcore.structured_outputs import StructuredOutputsParams
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 64
 """Compiled grammars that are kept for later requests."""
+
+MAX_KEPT_ENDS = 8
+"""Ends of reasoning that are kept, too: one a model, and those that callers name."""
 
 
 class Grammars:
@@ -33,6 +37,7 @@ class Grammars:
         self._eos_token_ids = sorted(eos_token_ids)
         self._tokens: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
+        self._ends: OrderedDict[str, ReasoningEnd] = OrderedDict()
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._worker: MaskWorker | None = None
@@ -40,7 +45,7 @@ class Grammars:
     def is_ready(self, params: StructuredOutputsParams) -> bool:
         """Whether this grammar is compiled, so that `prepare` returns at once."""
         with self._lock:
-            return params in self._compiled
+            return params in self._compiled and params.reasoning_end in (None, *self._ends)
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
         """Take one new token of each output; the next masks are being computed."""
@@ -52,6 +57,8 @@ class Grammars:
 
         Raises `InvalidRequestError` with the reason of the library, and `MissingExtraError` where there is no library.
         """
+        if params.reasoning_end is not None:
+            self._end(params.reasoning_end)
         self._grammar(params)
 
     def open(self, params: StructuredOutputsParams, token_ids: Sequence[int]) -> Matcher:
@@ -59,7 +66,24 @@ class Grammars:
         num_tokens = self._loaded().vocab_size
         with self._lock:
             self._worker = self._worker or MaskWorker(num_tokens)
-        return self._worker.open(lambda: self._grammar(params).deep_copy(), token_ids)
+        return self._worker.open(lambda: (self._grammar(params).deep_copy(), self._reasoning(params)), token_ids)
+
+    def _reasoning(self, params: StructuredOutputsParams) -> Reasoning | None:
+        if params.reasoning_end is None:
+            return None
+        return reasoning_of(params, self._end(params.reasoning_end), self._loaded())
+
+    def _end(self, text: str) -> ReasoningEnd:
+        with self._lock:
+            if text in self._ends:
+                self._ends.move_to_end(text)
+                return self._ends[text]
+        end = ReasoningEnd(text, self._loaded())
+        with self._lock:
+            self._ends[text] = end
+            while len(self._ends) > MAX_KEPT_ENDS:
+                self._ends.popitem(last=False)
+        return end
 
     def _grammar(self, params: StructuredOutputsParams) -> LLMatcher:
         with self._lock:

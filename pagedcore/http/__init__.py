@@ -1,1 +1,1 @@
-"""HTTP beneath the routes: JSON text, API keys, ids and classes of requests, and streams of events that end with their client."""
+"""HTTP beneath the routes: bodies, JSON text, API keys, origins, ids and classes of requests, and streams that end with their client."""

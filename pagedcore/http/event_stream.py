@@ -30,22 +30,42 @@ def sse_error(body: object) -> bytes:
 
 async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`. Raises `ClientDisconnect`, with the work cancelled and ended, when the client leaves first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+    async with _WhileConnected(receive):
+        return await work
+
+
+class _WhileConnected:
+    """An `async with` block that lives as long as its client.
+
+    When that leaves first, the task is cancelled where it waits inside the block, and the block raises `ClientDisconnect`.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._has_left = self._is_over = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        self._task, self._num_cancels = task, task.cancelling()
+        self._hearing = asyncio.ensure_future(self._hear())
+        self._hearing.add_done_callback(self._end)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._is_over = True
+        self._hearing.cancel()
+        if self._has_left and self._task.uncancel() <= self._num_cancels and kind is asyncio.CancelledError:
             raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
+    async def _hear(self) -> None:
+        with suppress(Exception):  # a server that cannot say whether the client is there has lost it
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    def _end(self, hearing: asyncio.Task[None]) -> None:
+        if not self._is_over:
+            self._has_left = True
+            self._task.cancel()
 
 
 class EventStream(Response):
@@ -60,7 +80,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):  # nobody is there to be told
-            await until_disconnect(receive, self._send_all(send))
+            # In a task of its own: each token would go through all the middleware that this one stands in.
+            await until_disconnect(receive, asyncio.ensure_future(self._send_all(send)))
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:

@@ -1,27 +1,19 @@
-"""JSON both ways: read by msgspec, written by orjson where it is installed."""
+"""JSON both ways, by msgspec."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-_orjson = importlib.import_module("orjson") if importlib.util.find_spec("orjson") else None
-
 PIECE_BYTES = 1 << 16
 """JSON that is parsed in one call, at most, but for a string."""
 
-
-def dumps(value: object) -> bytes:
-    """Compact UTF-8 JSON."""
-    if _orjson is not None:
-        return cast("bytes", _orjson.dumps(value))
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+dumps = msgspec.json.Encoder().encode
+"""dumps(value) -> compact UTF-8 JSON. Infinity and NaN, which JSON does not have, become null."""
 
 
 def json_reply(body: object, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:

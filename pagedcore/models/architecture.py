@@ -70,6 +70,7 @@ class ModelArchitecture:
     dtype: str | None
     """Dtype of the weights as config.json says; None if it does not."""
     eos_token_ids: frozenset[int]
+    """Tokens that end an answer."""
     initializer_range: float
 
     @classmethod
@@ -103,7 +104,7 @@ class ModelArchitecture:
             sliding_windows=_sliding_windows(config, family, num_layers),
             max_position_embeddings=max_position_embeddings,
             dtype=_dtype(config),
-            eos_token_ids=_token_ids(config) | _token_ids(generation_config or {}),
+            eos_token_ids=_eos_token_ids(config, generation_config or {}),
             initializer_range=float(config.get("initializer_range", 0.02)),
         )
 
@@ -197,8 +198,12 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _token_ids(config: Mapping[str, Any]) -> frozenset[int]:
-    ids = config.get("eos_token_id")
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
+def _eos_token_ids(config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> frozenset[int]:
+    """Those of generation_config.json; where it names none, those of config.json."""
+    named = generation_config.get("eos_token_id")
+    if named is None:
+        named = config.get("eos_token_id")
+    ids = [] if named is None else [named] if isinstance(named, int) else named
+    if not isinstance(ids, list) or not all(isinstance(token_id, int) for token_id in ids):
+        raise CheckpointError(f"eos_token_id is {named!r} and must be a token id or a list of token ids.")
+    return frozenset(ids)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,12 +16,12 @@ from torch import Tensor
 
 from pagedcore.errors import CheckpointError
 from pagedcore.models.decoder import Decoder
+from pagedcore.models.safetensors_index import INDEX_FILE, read_weight_map
 from pagedcore.quant import TensorSpec
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) after each tensor."""
 
-INDEX_FILE = "model.safetensors.index.json"
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 _WORD_DTYPES = frozenset({torch.int32, torch.int64})
@@ -190,7 +189,7 @@ def _tensor_paths(model_dir: Path) -> dict[str, Path]:
 
 def _indexed_paths(model_dir: Path, index: Path) -> dict[str, Path]:
     """What the index says, and what else its files hold: a tensor that it forgot must not be left out silently."""
-    weight_map = _weight_map(index)
+    weight_map = read_weight_map(index)
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for name, file_name in weight_map.items():
         by_file[file_name].append(name)
@@ -205,16 +204,6 @@ def _indexed_paths(model_dir: Path, index: Path) -> dict[str, Path]:
             raise CheckpointError(f"{index} says that {file_name} holds {_named(absent)}, and it does not.")
         paths |= dict.fromkeys(held, path)
     return paths | {name: model_dir / file_name for name, file_name in weight_map.items()}
-
-
-def _weight_map(index: Path) -> Mapping[str, str]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index} cannot be read: {error!r}.") from error
-    if not isinstance(weight_map, dict) or not all(Path(str(file)).name == file for file in weight_map.values()):
-        raise CheckpointError(f"{index} must map tensor names to names of files beside it.")
-    return weight_map
 
 
 def _names_in(path: Path) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from pagedcore.config import DTYPES
 from pagedcore.errors import CheckpointError, ConfigError
+from pagedcore.json_file import read_json_object
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.checkpoint import Progress, SafetensorsSource, load_dummy_weights
 from pagedcore.models.decoder import Decoder
@@ -31,7 +29,7 @@ def read_architecture(model_dir: str | Path) -> ModelArchitecture:
     model_dir = Path(model_dir)
     generation_config = model_dir / "generation_config.json"
     return ModelArchitecture.from_config_dict(
-        _read_json(model_dir / "config.json"), _read_json(generation_config) if generation_config.is_file() else None
+        read_json_object(model_dir / "config.json"), read_json_object(generation_config) if generation_config.is_file() else None
     )
 
 
@@ -44,7 +42,7 @@ def resolve_dtype(name: str, architecture: ModelArchitecture, device: torch.devi
     if name in _TORCH_DTYPES:
         return _TORCH_DTYPES[name]
     if name != "auto":
-        raise ConfigError(f"dtype is {name!r} and must be one of {', '.join(DTYPES)}.")
+        raise ConfigError(f"dtype is {name!r} and must be one of {', '.join(('auto', *_TORCH_DTYPES))}.")
     return torch.float32 if device.type == "cpu" else _TORCH_DTYPES[architecture.dtype or "float32"]
 
 
@@ -91,14 +89,4 @@ def load_model(
 
 def read_quantization(model_dir: str | Path, asked: str | None = None) -> CheckpointFormat | None:
     """How the folder says that its matrices are stored; None if unquantized. See `read_checkpoint_format`."""
-    return read_checkpoint_format(Path(model_dir), _read_json(Path(model_dir) / "config.json"), asked)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
-    return settings
+    return read_checkpoint_format(Path(model_dir), read_json_object(Path(model_dir) / "config.json"), asked)

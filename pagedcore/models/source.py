@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedcore.config import EngineConfig
-from pagedcore.errors import CheckpointError, ConfigError, ModelSourceError
+from pagedcore.errors import ConfigError, ModelSourceError
 from pagedcore.models.embedded import EMBEDDED_NAME, ensure_embedded_model
 from pagedcore.models.hub import TOKENIZER_PATTERNS, WEIGHT_PATTERNS, find_or_fetch
 from pagedcore.models.progress import Progress
+from pagedcore.models.safetensors_index import INDEX_FILE, read_weight_map
 
 _TOKENIZER_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 _PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -110,17 +110,10 @@ def _missing_model_file(folder: Path, needs_weights: bool) -> str | None:
         return "config.json"
     if not needs_weights:
         return None
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX_FILE
     if index.is_file():
-        return next((name for name in _shards(index) if not (folder / name).is_file()), None)
+        return next((name for name in sorted(set(read_weight_map(index).values())) if not (folder / name).is_file()), None)
     return None if any(folder.glob("*.safetensors")) else "*.safetensors"
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not a valid safetensors index: {error}") from error
 
 
 def _has_tokenizer(folder: Path) -> bool:

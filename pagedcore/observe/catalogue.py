@@ -25,7 +25,7 @@ MISS_REASONS = ("disabled", "hole", "in_flight", "evicted", "isolated", "short",
 PENALTY_REASONS = ("evicted", "in_flight")
 BLOCK_STATES = ("active", "cached", "free")
 REQUEST_STATES = ("waiting", "running", "swapped")
-WAITING_REASONS = ("blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority")
+WAITING_REASONS = ("blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "batch_window", "next_step")
 REJECT_REASONS = ("too_long", "pool_too_small", "queue_full", "tenant_quota", "deadline", "invalid")
 MEMORY_KINDS = ("weights", "kv_cache", "graphs", "activations", "total")
 INFO_LABELS = ("version", "backend", "block_size", "num_blocks", "kv_cache_dtype", "dtype", "quantization", "linear_backend", "device")
@@ -112,6 +112,13 @@ _REQUESTS = (
         state=REQUEST_STATES,
     ),
     _gauge("waiting_requests", "Waiting requests by what they wait for.", reason=WAITING_REASONS),
+    Family(
+        PREFIX + "received_requests_total",
+        "counter",
+        "Requests that came to the engine: those that ended, those that it has open, and those that it has not taken yet.",
+        ("adapter", "tenant", "class"),
+        tuple((adapter, UNNAMED, UNNAMED) for adapter in ADAPTERS),
+    ),
     Family(
         PREFIX + "requests_total",
         "counter",

@@ -47,7 +47,12 @@ class LookupStore:
 
     def open(self, request_id: str, lookup: LookupReport, misses: Misses) -> CacheReport:
         """Begin with a request; returns its provisional report."""
-        report = provisional_report(lookup, misses)
+        report = dataclasses.replace(
+            lookup.provisional_report(),
+            miss_blocks=misses.by_reason(),
+            diverged_at_token=misses.diverged_at_token,
+            evicted_age_s=misses.evicted_age_s,
+        )
         self._running[request_id] = Lookup(report, misses, lookup.num_hit_tokens, avoidable=_avoidable_ranges(lookup, misses))
         return report
 
@@ -68,22 +73,6 @@ class LookupStore:
 
     def find(self, request_id: str) -> Lookup | None:
         return self._running.get(request_id) or self._finished.get(request_id)
-
-
-def provisional_report(lookup: LookupReport, misses: Misses) -> CacheReport:
-    """The report at admission: what was not served will be computed."""
-    return CacheReport(
-        num_prompt_tokens=lookup.num_prompt_tokens,
-        num_eligible_blocks=lookup.num_eligible_blocks,
-        num_resident_blocks=lookup.num_resident_blocks,
-        live_tokens=lookup.live_blocks * lookup.block_size,
-        pool_tokens=lookup.pool_blocks * lookup.block_size,
-        host_tokens=lookup.host_blocks * lookup.block_size,
-        computed_tokens=lookup.num_prompt_tokens - lookup.num_hit_tokens,
-        miss_blocks=misses.by_reason(),
-        diverged_at_token=misses.diverged_at_token,
-        evicted_age_s=misses.evicted_age_s,
-    )
 
 
 def _avoidable_ranges(lookup: LookupReport, misses: Misses) -> list[tuple[int, int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagedcore.messages import AddRequest
 from pagedcore.observe.catalogue import ADAPTERS, UNNAMED
 
 OTHER = "other"
@@ -40,11 +41,9 @@ class RequestLabels:
         self._classes = BoundedLabel(MAX_CLASSES)
         self._adapters = BoundedLabel(MAX_ADAPTERS, ADAPTERS)
 
+    def of(self, request: AddRequest) -> tuple[str, str, str]:
+        """Adapter, tenant and class."""
+        return self._adapters.value(request.adapter), self.tenant(request.tenant), self._classes.value(request.request_class)
+
     def tenant(self, name: str | None) -> str:
         return self._tenants.value(name)
-
-    def request_class(self, name: str | None) -> str:
-        return self._classes.value(name)
-
-    def adapter(self, name: str) -> str:
-        return self._adapters.value(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pagedcore.core.events import Finished
@@ -118,10 +118,7 @@ class Ledger:
 
     def export(self, sink: Sink) -> None:
         """Hand the sink what changed since the last export. The first export creates every child."""
-        for key, total in self._totals.items():
-            if total != self._exported.get(key):
-                sink.add(key, total - self._exported.get(key, 0))
-                self._exported[key] = total
+        self.export_counters(sink, self._totals)
         for key, value in self._gauges.items():
             if _differs(value, self._exported_gauges.get(key)):
                 sink.set(key, value)
@@ -129,6 +126,14 @@ class Ledger:
         for name, histogram in self._histograms.items():
             sink.observe((name,), histogram.counts, histogram.total, histogram.exemplars)
             histogram.clear()
+
+    def export_counters(self, sink: Sink, keys: Iterable[Key]) -> None:
+        """Of these counters alone."""
+        for key in keys:
+            total = self._totals[key]
+            if total != self._exported.get(key):
+                sink.add(key, total - self._exported.get(key, 0))
+                self._exported[key] = total
 
 
 def _initial_keys(families: Mapping[str, Family], kind: str) -> list[Key]:

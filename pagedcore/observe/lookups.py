@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from pagedcore.core.events import BlockEvicted, Finished, PrefillChunk, Resumed
+from pagedcore.core.events import BlockEvicted, BlocksForgotten, Finished, PrefillChunk, Resumed
 from pagedcore.core.lookup import LookupReport
 from pagedcore.messages import AddRequest
 from pagedcore.observe.explain import LookupStore
@@ -84,6 +84,10 @@ class LookupBook:
             self._ledger.add("pagedcore_pool_evictions_total", len(self.evicted))
             self._unobserved += self.evicted
             self.evicted.clear()
+
+    def forgotten(self, event: BlocksForgotten) -> None:
+        """What the cache was told to forget is nobody's any more. It was no eviction: a larger pool had lost it, too."""
+        self._twins.forget(event.block_hashes)
 
     def observe_evictions(self) -> None:
         """Bring the histograms of evicted blocks up to date: in bulk, at each export."""

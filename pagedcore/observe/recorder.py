@@ -15,6 +15,7 @@ from pagedcore.core.events import (
     Admitted,
     Arrived,
     BlockEvicted,
+    BlocksForgotten,
     Finished,
     FirstToken,
     PassedOver,
@@ -24,6 +25,7 @@ from pagedcore.core.events import (
     StepEvents,
 )
 from pagedcore.host_tier.swapped import Swapped
+from pagedcore.messages import AddRequest
 from pagedcore.observe.catalogue import INFO_LABELS, LEVELS, MEMORY_KINDS, PENALTY_REASONS
 from pagedcore.observe.ledger import Ledger
 from pagedcore.observe.lookups import LookupBook
@@ -111,6 +113,8 @@ class Recorder:
             self._last_record_s = now_s
             for event in step.events:
                 handlers[type(event)](event)
+            if self._requests.just_counted:
+                self._export_ends()
             self._lookups.remember_evictions()
             if step.step_id is not None:
                 step.avoidable_tokens = self._lookups.take_avoidable(step.step_id)
@@ -141,10 +145,19 @@ class Recorder:
         with self._lock:
             self._export(self._clock())
 
+    def received(self, request: AddRequest) -> None:
+        """A request comes to the engine thread, which may not have taken it for a while. Exported at once."""
+        self._write(lambda sink: sink.add(self._requests.received_key(request), 1))
+
     def stats(self) -> StatsSnapshot:
         """Every number of this engine now; needs no prometheus_client object."""
         with self._lock:
             return self._snapshot()
+
+    def open_requests(self) -> list[AddRequest]:
+        """Choices that have arrived and not ended."""
+        with self._lock:
+            return self._requests.open_requests()
 
     def cache_report(self, request_id: str) -> CacheReport | None:
         """Where a request's prompt tokens came from and why blocks missed: of running requests and the last 1,024 ended ones.
@@ -197,6 +210,7 @@ class Recorder:
         """Export a last time, with the gauges of a live engine at 0, and give the `engine` label back. May be called twice."""
         with self._lock:
             self._is_closed = True
+            self._requests.close()
             self._steps.latest = StepEvents(now_s=self._clock())
             if self._ledger.gauge("pagedcore_device_utilization_ratio") is not None:
                 self._ledger.set("pagedcore_device_utilization_ratio", 0)
@@ -222,6 +236,7 @@ class Recorder:
             Resumed: lookups.resumed,
             Swapped: lambda _: None,  # steps count their blocks
             BlockEvicted: lookups.evicted.append,
+            BlocksForgotten: lookups.forgotten,
             Finished: requests.finished,
         }
 
@@ -247,10 +262,18 @@ class Recorder:
     def _export(self, now_s: float) -> None:
         self._last_flush_s = now_s
         self._set_gauges(now_s)
+        self._write(self._ledger.export)
+
+    def _export_ends(self) -> None:
+        """Before their callers hear of them: what a killed process had received and not ended is then what its callers wait for."""
+        keys, self._requests.just_counted = self._requests.just_counted, []
+        self._write(lambda sink: self._ledger.export_counters(sink, keys))
+
+    def _write(self, export: Callable[[EngineSink], None]) -> None:
         if self._sink is None:
             return
         try:
-            self._ledger.export(self._sink)
+            export(self._sink)
         except (OSError, ValueError) as error:
             self._stop_export(f"{type(error).__name__}: {error}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pagedcore.core.events import Admitted, Arrived, Finished, FirstToken, Preempted
 from pagedcore.messages import AddRequest
 from pagedcore.observe.labels import RequestLabels
-from pagedcore.observe.ledger import Ledger
+from pagedcore.observe.ledger import Key, Ledger
 from pagedcore.observe.lookups import LookupBook
 from pagedcore.outputs import Status
 from pagedcore.traceparent import trace_id_of
@@ -32,12 +32,15 @@ class Group:
     is_admitted: bool = False
     has_first_token: bool = False
     is_counted: bool = False
+    last: Finished | None = None
+    """The end of the choice that ended last."""
     trace_id: str | None = None
     """The caller's trace: latencies of this request may stand as exemplars."""
 
     def note_end(self, event: Finished) -> None:
         """One choice has ended."""
         self.num_ended += 1
+        self.last = event
         self.status = max(self.status, event.status, key=_SEVERITY.__getitem__)
         if self.status != "completed":
             self.finish_reason = ""
@@ -60,6 +63,22 @@ class RequestBook:
         self._open: dict[str, tuple[AddRequest, Group]] = {}
         self._groups: dict[str, Group] = {}
         self._half_ended: deque[str] = deque()
+        self.just_counted: list[Key] = []
+        """Of the ended requests that were counted since somebody emptied it."""
+
+    def received_key(self, request: AddRequest) -> Key:
+        """Of the counter of received requests."""
+        return ("pagedcore_received_requests_total", *self._labels.of(request))
+
+    def open_requests(self) -> list[AddRequest]:
+        """Choices that have arrived and not ended."""
+        return [request for request, _ in self._open.values()]
+
+    def close(self) -> None:
+        """Count the groups of which a choice has ended and another never came, since the engine was closed meanwhile."""
+        for group in self._groups.values():
+            if group.last is not None and not group.is_counted:
+                self._count_group(group, group.last)
 
     def arrived(self, event: Arrived) -> None:
         request = event.request
@@ -114,9 +133,11 @@ class RequestBook:
         return is_counted
 
     def _count_duplicate(self, event: Finished) -> None:
-        """A request whose id was in use was rejected: it shares no group with the open one of that id."""
-        if event.request.choice_index == 0:
-            self._count_group(Group(event.request, status=event.status), event)
+        """A choice whose id was in use was rejected, and so its group, which is not that of the open one."""
+        group = Group(event.request) if event.request.choice_index == 0 else self._groups.get(event.request.group_id)
+        if group is not None and group.request.arrival_s == event.request.arrival_s and not group.is_counted:
+            group.note_end(event)
+            self._count_group(group, event)
 
     def _count_output(self, event: Finished) -> None:
         tenant = self._labels.tenant(event.request.tenant)
@@ -129,16 +150,10 @@ class RequestBook:
 
     def _count_group(self, group: Group, event: Finished) -> None:
         group.is_counted = True
-        request, labels = group.request, self._labels
-        self._ledger.add(
-            "pagedcore_requests_total",
-            1,
-            group.status,
-            group.finish_reason,
-            labels.adapter(request.adapter),
-            labels.tenant(request.tenant),
-            labels.request_class(request.request_class),
-        )
+        request = group.request
+        key = ("pagedcore_requests_total", group.status, group.finish_reason, *self._labels.of(request))
+        self._ledger.add(key[0], 1, *key[1:])
+        self.just_counted.append(key)
         if group.status == "rejected":
             self._ledger.add("pagedcore_rejected_requests_total", 1, event.reject_reason or "invalid")
         else:

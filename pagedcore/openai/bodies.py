@@ -81,7 +81,7 @@ class GenerationBody(Body):
     """What completions and chat completions have in common. Ranges are checked by `SamplingParams`.
 
     Lists that cost work for every token or choice are limited here, so that no request stalls the others. The last four
-    fields are the caller's notes: `user` is logged, and no answer depends on any of them.
+    fields are the caller's notes: whom they name is logged, and no answer depends on any of them.
     """
 
     stream: bool = False

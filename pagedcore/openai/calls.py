@@ -71,10 +71,12 @@ def read_chat(raw: bytes, client: EngineClient, settings: ServerSettings) -> Cal
     tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     answer = plan_answer(tools, _structured(body), text, settings.tool_parser)
     rendered = render(body, body.messages, text, answer.shown_tools)
+    answer = answer.continuing(rendered)
     # The template writes the special tokens itself.
     limit = client.info.max_model_len
     prompt = Prompt(text.encode(rendered, add_special_tokens=bool(body.add_special_tokens), max_prompt_tokens=limit), rendered)
-    markers: dict[str, bool] = {} if tools is None or "skip_special_tokens" in body.model_fields_set else {"skip_special_tokens": False}
+    is_said = answer.is_plain or "skip_special_tokens" in body.model_fields_set
+    markers: dict[str, bool] = {} if is_said else {"skip_special_tokens": False}
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = _sampling_params(body, logprobs, None, None, structured_outputs=answer.structured, **markers)
     return Call(endpoint="chat", model=model, prompts=(_not_empty(prompt, "messages"),), params=params, body=body, answer=answer)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from pagedcore.errors import AuthenticationError, EngineClosedError, PagedCoreError, QueueFullError, RequestError
+from pagedcore.http.cross_origin import CrossOrigin
 from pagedcore.http.json_text import json_reply
 from pagedcore.http.request_ids import REQUEST_ID_HEADER, request_id_of
 
@@ -34,10 +36,11 @@ def error_response(error: PagedCoreError) -> Response:
     return json_reply(body_of(error), error.http_status, headers)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Give unknown routes, wrong methods and unexpected failures of an app OpenAI bodies too."""
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, _unexpected_error)
+def add_error_handlers(app: FastAPI, cors_origins: Iterable[str] = ()) -> None:
+    """Give unknown routes, wrong methods and unexpected failures of an app OpenAI bodies, which pages of these origins may read."""
+    cross_origin = CrossOrigin(cors_origins)
+    app.add_exception_handler(HTTPException, cross_origin.marking(http_error))
+    app.add_exception_handler(Exception, cross_origin.marking(_unexpected_error))
 
 
 def _body(message: str, error_type: str, param: str | None = None, code: str | None = None) -> dict[str, object]:

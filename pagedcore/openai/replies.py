@@ -78,8 +78,8 @@ class Reply:
 
     def events(self, prompt_index: int, output: RequestOutput) -> bytes:
         """What an output adds, as server-sent events; advances the choices of that prompt."""
-        if self._around is not None and self._progress[0].has_begun and not output.finished:
-            return self._text_event(*self._around, output)
+        if self._around is not None and not output.finished and self._progress[0].has_begun:
+            return self._text_event(self._around, output.outputs[0].new_text)
         choices = [choice for delta in self._advance(prompt_index, output) for choice in self.chunk_choices(delta)]
         if not choices:
             return b""
@@ -146,10 +146,9 @@ class Reply:
         before, _, after = self._event([self.text_choice(MARK)]).rpartition(dumps(MARK))
         return before, after
 
-    def _text_event(self, before: bytes, after: bytes, output: RequestOutput) -> bytes:
-        self._latest[0] = output
-        progress, text = self._progress[0], output.outputs[0].text
-        new_text, progress.num_chars = text[progress.num_chars :], len(text)
+    def _text_event(self, around: tuple[bytes, bytes], new_text: str) -> bytes:
+        before, after = around
+        self._progress[0].num_chars += len(new_text)
         return before + dumps(new_text) + after if new_text else b""
 
     def _event(self, choices: list[JsonObject], more: bytes = b"") -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from pagedcore.client import ModelInfo
 from pagedcore.errors import PagedCoreError
+from pagedcore.http.cross_origin import ANY, CrossOrigin, add_preflights
 from pagedcore.http.json_text import json_reply
 from pagedcore.http.request_ids import REQUEST_ID_HEADER, assign_request_id
 from pagedcore.openai.calls import read_chat, read_completion, read_detokenize, read_tokenize, served_model
@@ -25,6 +26,8 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
 
 class OpenAIRoute(APIRoute):
     """A route whose every answer carries the request's id, and whose errors have OpenAI bodies, in whatever app it is."""
+
+    cross_origin = CrossOrigin(())
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         handle = super().get_route_handler()
@@ -40,7 +43,7 @@ class OpenAIRoute(APIRoute):
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
             return response
 
-        return guarded
+        return self.cross_origin.marking(guarded)
 
 
 def build_router(client: ClientOrGetter, settings: ServerSettings | None = None) -> APIRouter:
@@ -48,12 +51,11 @@ def build_router(client: ClientOrGetter, settings: ServerSettings | None = None)
     from pagedcore.console.routes import add_health_routes, add_operator_routes  # they are built on this package
 
     service = OpenAIService(client, settings or ServerSettings())
-    router = APIRouter(route_class=OpenAIRoute)
-    _add_generation_routes(router, service)
-    _add_model_routes(router, service)
-    add_health_routes(router, service)
+    origins = service.settings.cors_origins
+    router = _router(origins, service, _add_generation_routes, _add_model_routes, add_health_routes)
     if service.settings.allow_operator_routes:
-        add_operator_routes(router, service)
+        named = [origin for origin in origins if origin != ANY]
+        router.include_router(_router(named, service, add_operator_routes))
     return router
 
 
@@ -61,8 +63,20 @@ def build_app(client: ClientOrGetter, settings: ServerSettings | None = None, li
     """A whole app: the routes, and OpenAI bodies for all that goes wrong outside them."""
     app = FastAPI(title="pagedcore", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.include_router(build_router(client, settings))
-    add_error_handlers(app)
+    add_error_handlers(app, settings.cors_origins if settings else ())
     return app
+
+
+def _router(cors_origins: Iterable[str], service: OpenAIService, *adders: Callable[[APIRouter, OpenAIService], None]) -> APIRouter:
+    class Route(OpenAIRoute):
+        cross_origin = CrossOrigin(cors_origins)
+
+    router = APIRouter(route_class=Route)
+    for add in adders:
+        add(router, service)
+    if Route.cross_origin.is_on:
+        add_preflights(router, Route.cross_origin)
+    return router
 
 
 def _add_generation_routes(router: APIRouter, service: OpenAIService) -> None:

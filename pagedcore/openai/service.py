@@ -12,11 +12,12 @@ from typing import TypeVar, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagedcore.client import EngineClient, RequestContext
-from pagedcore.errors import EngineError, InvalidRequestError, PagedCoreError, RequestTooLargeError, UnsupportedFeatureError
+from pagedcore.client import EngineClient, RequestContext, named_user
+from pagedcore.errors import EngineError, InvalidRequestError, PagedCoreError
 from pagedcore.http.api_keys import ApiKeys
 from pagedcore.http.event_stream import DONE, EventStream, sse_error, until_disconnect
 from pagedcore.http.json_text import json_reply
+from pagedcore.http.request_body import read_body
 from pagedcore.http.request_class import request_class_of
 from pagedcore.http.request_ids import adopt_request_id
 from pagedcore.openai.bodies import GenerationBody
@@ -71,7 +72,7 @@ class OpenAIService:
 
     async def read(self, request: Request, reader: Reader[T]) -> T:
         """Read and check a body, off the event loop when it is large. Raises `RequestError`."""
-        raw = await self._body(request)
+        raw = await read_body(request, self.settings.max_request_bytes)
         if len(raw) > self.settings.inline_request_bytes:
             return await asyncio.to_thread(reader, raw, self.client, self.settings)
         return reader(raw, self.client, self.settings)
@@ -86,29 +87,17 @@ class OpenAIService:
         caller = RequestContext(tenant=self.tenant(request), request_class=request_class_of(request), adapter=self.settings.adapter)
         call = await self.read(request, reader)
         request_id = adopt_request_id(request, call.body.request_id)
-        user = shown(call.body.user)
-        logger.info("request %s: model %r, tenant %r, class %r, user %s", request_id, call.model, caller.tenant, caller.request_class, user)
+        tenant, user = caller.tenant, named_user(call.body.user, call.body.safety_identifier)
+        logger.info("request %s: model %r, tenant %r, class %r, user %s", request_id, call.model, tenant, caller.request_class, shown(user))
         client = self.client
         reply = REPLIES[call.endpoint](call, request_id, client.text, self.settings.response_role)
-        context = replace(caller, priority=self.priority(caller.tenant, call.body), cache_salt=call.body.cache_salt)
+        context = replace(caller, priority=self.priority(tenant, call.body), cache_salt=call.body.cache_salt, user=user)
         outputs = run_call(client, call, request_id, context.in_trace(request.headers.get("traceparent")))
         response = await _respond(request, reply, outputs)
         if call.body.ignored:
             logger.info("request %s: %s left out, as ignored_fields says", request_id, ", ".join(call.body.ignored))
             response.headers[IGNORED_FIELDS_HEADER] = ", ".join(call.body.ignored)
         return response
-
-    async def _body(self, request: Request) -> bytes:
-        encoding = request.headers.get("Content-Encoding", "identity")
-        if encoding.lower() != "identity":
-            raise UnsupportedFeatureError(f"Content-Encoding {shown(encoding)} is not offered; send plain JSON.", param="Content-Encoding")
-        limit = self.settings.max_request_bytes
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise RequestTooLargeError(f"The body is larger than {limit} bytes, the server's max_request_bytes; send less.")
-        return bytes(body)
 
 
 async def _respond(request: Request, reply: Reply, outputs: AsyncGenerator[IndexedOutput, None]) -> Response:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from pagedcore.console.indicators import Targets
 from pagedcore.errors import ConfigError
+from pagedcore.http.cross_origin import check_origins
 from pagedcore.openai.bodies import ChatBody, CompletionBody
 from pagedcore.shown import shown
 from pagedcore.tools.forms import FORMS, FormName
@@ -24,7 +25,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     """Keys that clients may use; with none here and in `tenants` the server is open."""
     tenants: Mapping[str, str] = field(default_factory=dict)
-    """API key -> tenant. A key of this map is valid too. The body's `user` never names a tenant: it is only logged."""
+    """API key -> tenant. A key of this map is valid too. The body's `user` never names a tenant: it is only in the request log."""
     tenant_of: Callable[[Request], str | None] | None = None
     """The host's own code, in place of `tenants`: whose request it is, after the key was checked; None is the operator."""
     tenant_priorities: Mapping[str, int] = field(default_factory=dict)
@@ -35,6 +36,10 @@ class ServerSettings:
     """Fields of generation bodies that are taken and left out, though they ask for what is not offered or are unknown here.
 
     The log and the reply's X-Ignored-Fields name those that came. All other such fields are refused.
+    """
+    cors_origins: tuple[str, ...] = ()
+    """Origins, such as https://example.org, whose web pages may call this server from a browser (CORS), also with cookies; ("*",) is every
+    origin, without cookies and without the operators' routes. None by default.
     """
     max_request_bytes: int = 32 * 2**20
     """Larger bodies are refused with HTTP 413."""
@@ -69,6 +74,7 @@ class ServerSettings:
         if not self.retry_after_s > 0:
             raise ConfigError(f"retry_after_s is {self.retry_after_s!r} and must be above 0.")
         self._check_tenant_priorities()
+        check_origins(self.cors_origins)
         fields = {*ChatBody.model_fields, *CompletionBody.model_fields} - ({"priority"} if self.tenant_priorities else set())
         obeyed = sorted(fields.intersection(self.ignored_fields))
         if obeyed:

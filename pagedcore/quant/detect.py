@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pagedcore.errors import CheckpointError, ConfigError
+from pagedcore.json_file import read_json_object
 from pagedcore.quant.awq import AwqFormat
 from pagedcore.quant.checkpoint_format import CheckpointFormat
 from pagedcore.quant.compressed_tensors import CompressedTensorsFormat
@@ -57,7 +57,7 @@ def _find_settings(model_dir: Path, config: Mapping[str, Any]) -> tuple[dict[str
     for file_name, method in _OTHER_FILES.items():
         path = model_dir / file_name
         if path.is_file():
-            return {"quant_method": method, **_read(path)}, str(path)
+            return {"quant_method": method, **read_json_object(path)}, str(path)
     return None
 
 
@@ -66,7 +66,7 @@ def _with_rules_in_order(settings: dict[str, Any], model_dir: Path) -> dict[str,
     path = model_dir / _GPTQ_FILE
     if not settings.get("dynamic") or not path.is_file():
         return settings
-    rules = _read(path).get("dynamic")
+    rules = read_json_object(path).get("dynamic")
     return {**settings, "dynamic": rules} if rules == settings["dynamic"] else settings
 
 
@@ -75,7 +75,7 @@ def _refuse_another_label(settings: Mapping[str, Any], model_dir: Path) -> None:
     path = model_dir / _GPTQ_FILE
     if settings.get("quant_method", "gptq") != "gptq" or settings.get("sym") is True or not path.is_file():
         return
-    label, other = _label(settings) or "gptq", _label(_read(path))
+    label, other = _label(settings) or "gptq", _label(read_json_object(path))
     if other is not None and other != label:
         raise CheckpointError(
             f"{model_dir / 'config.json'} labels the zero points {label!r}, as it does without checkpoint_format, and {path} {other!r}; "
@@ -97,13 +97,3 @@ def _method(settings: Mapping[str, Any], where: str) -> str:
             f"{', '.join(FORMATS)}, or to the float16, bfloat16 or float32 one that it was made from."
         )
     return method
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
-    return settings

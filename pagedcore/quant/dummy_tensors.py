@@ -26,9 +26,13 @@ def constant_scales(*shape: int, bits: int, has_random_zeros: bool) -> Dummy:
 
 
 def shuffled_groups(in_features: int, num_groups: int) -> Dummy:
-    """[in] int32: groups of equal size over a random order of inputs."""
-    return lambda generator: _shuffled(in_features, generator) // (in_features // num_groups)
+    """[in] int32: groups of equal size over a random order of inputs, the same for all matrices of so many.
+
+    Real files have one order for the matrices that read the same inputs, which is why these can be stacked.
+    """
+    return lambda generator: _shuffled(in_features, generator.device) // (in_features // num_groups)
 
 
-def _shuffled(count: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(count, generator=generator, device=generator.device, dtype=torch.int32)
+def _shuffled(count: int, device: torch.device) -> Tensor:
+    generator = torch.Generator(device).manual_seed(count)
+    return torch.randperm(count, generator=generator, device=device, dtype=torch.int32)

@@ -34,6 +34,7 @@ from pagedcore.remote.frames import (
     protocol,
 )
 from pagedcore.remote.gatherings import Gatherings
+from pagedcore.remote.long_prompts import request_of
 from pagedcore.remote.request_ids import ClientIds, EngineIds
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Connection:
 
     def _take(self, frame: Any) -> None:
         if isinstance(frame, Add):
-            self._add(frame.request)
+            self._add(request_of(frame))
         elif isinstance(frame, Call):
             self._call(frame)
         elif isinstance(frame, Gather):

@@ -43,6 +43,8 @@ class Add(Frame):
     """A new request."""
 
     request: AddRequest
+    long_prompt: list[Raw] = []
+    """The prompt in pieces, where it is long; see `pagedcore.remote.long_prompts`."""
 
 
 class Abort(Frame):
@@ -151,7 +153,7 @@ decode_from_engine = _from_engine.decode
 def protocol() -> str:
     """Equal where both sides mean the same by every field that travels."""
     fields = [(kind.__name__, field.name, str(field.type)) for kind in _TRAVELLERS for field in dataclasses.fields(kind)]
-    return "1-" + hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
+    return "2-" + hashlib.sha256(repr(fields).encode()).hexdigest()[:16]
 
 
 def to_wire(update: RequestUpdate) -> Update:

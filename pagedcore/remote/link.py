@@ -16,10 +16,16 @@ from pagedcore.errors import EngineUnreachableError, NoAnswerError, PagedCoreErr
 from pagedcore.remote.channel import Channel
 from pagedcore.remote.faults import engine_error_of, error_of
 from pagedcore.remote.frames import Answer, Call, Frame, Hello, Numbers, Refusal, Welcome, decode_from_engine, encode, protocol
+from pagedcore.remote.long_prompts import UnpackedAdd
 
 CALL_TIMEOUT_S = 30.0
 
 T = TypeVar("T")
+
+
+def _frames(items: list[Any]) -> Iterator[bytes]:
+    """What is left to pack is packed here, on the channel's thread."""
+    return (item.frame() if isinstance(item, UnpackedAdd) else item for item in items)
 
 
 class Link:
@@ -30,7 +36,7 @@ class Link:
 
         Raises the error with which the engine refuses, and `EngineUnreachableError` when there is no answer.
         """
-        self._channel = Channel(sock, iter, name="engine")
+        self._channel = Channel(sock, _frames, name="engine")
         self._numbers = itertools.count()
         self._waiting: dict[int, Future[msgspec.Raw]] = {}
         self._loss: PagedCoreError | None = None
@@ -46,7 +52,7 @@ class Link:
         """Raises `TypeError` for what a frame cannot hold."""
         self.send_encoded(encode(frame))
 
-    def send_encoded(self, frame: bytes) -> None:
+    def send_encoded(self, frame: bytes | UnpackedAdd) -> None:
         self._channel.put(frame)
 
     def call(self, name: str, kind: type[T] | Any = Any, *, timeout_s: float = CALL_TIMEOUT_S, **arguments: Any) -> T:

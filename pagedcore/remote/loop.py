@@ -6,11 +6,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from pagedcore.core.events import Finished
 from pagedcore.core.request_limits import check_size
 from pagedcore.engine_build import scheduler_limits
 from pagedcore.errors import EngineClosedError, EngineError, InvalidRequestError, PagedCoreError, id_in_use
@@ -19,8 +20,9 @@ from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.outboxes import Outbox
 from pagedcore.process_endings import belong_to_process
 from pagedcore.remote.faults import engine_error_of
-from pagedcore.remote.frames import Abort, Add, Finish, Gather, Numbers, Refusal, Updates, Welcome, encode
+from pagedcore.remote.frames import Abort, Finish, Gather, Numbers, Refusal, Updates, Welcome
 from pagedcore.remote.link import Link, LinkSource
+from pagedcore.remote.long_prompts import UnpackedAdd, encoded
 from pagedcore.remote.numbers import Mirror
 from pagedcore.remote.open_requests import OpenRequest, OpenRequests
 from pagedcore.remote.questions import RemoteAdvisor, RemoteInspector, RemoteTracer
@@ -99,7 +101,7 @@ class RemoteLoop:
             opened = self._requests.open(request, outbox)
             if opened is not None:
                 if self._mirror is not None:
-                    self._mirror.uncounted.open(opened)
+                    self._mirror.open(opened)
                 link.send_encoded(frame)
         if opened is None:
             outbox([failed_update(request.request_id, id_in_use(request.request_id), "rejected")])
@@ -150,6 +152,11 @@ class RemoteLoop:
         from pagedcore.observe.exposition import metrics_text
 
         return metrics_text(accept=accept)
+
+    def count_lost(self, ends: Sequence[Finished]) -> None:
+        """Requests that were to come here and never did: counted where the engine's numbers are."""
+        if self._mirror is not None:
+            self._mirror.count_lost(ends)
 
     def check(self) -> None:
         """See `EngineLoop.check`."""
@@ -309,10 +316,10 @@ class RemoteLoop:
         return link
 
 
-def _encoded(request: AddRequest) -> bytes:
+def _encoded(request: AddRequest) -> bytes | UnpackedAdd:
     """Raises `InvalidRequestError` for what no message holds: integers beyond 64 bits, text that is not Unicode."""
     try:
-        return encode(Add(request))
+        return encoded(request)
     except (OverflowError, UnicodeEncodeError, TypeError) as error:
         raise InvalidRequestError(f"The request cannot be sent to the engine's process: {error}.") from error
 

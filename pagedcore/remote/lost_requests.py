@@ -10,6 +10,7 @@ from dataclasses import replace
 from pagedcore.core.events import Arrived, Finished
 from pagedcore.core.request_limits import reject_reason
 from pagedcore.errors import RequestError
+from pagedcore.messages import AddRequest
 from pagedcore.observe.ledger import Ledger, Sink
 from pagedcore.observe.lookups import LookupBook
 from pagedcore.observe.requests import RequestBook
@@ -87,7 +88,12 @@ class LostBook:
         for end in ends:
             self._requests.arrived(Arrived(end.request, end.now_s))
             self._requests.finished(end)
+        self._requests.just_counted.clear()
         self._ledger.export(sink)
+
+    def received(self, request: AddRequest, sink: Sink) -> None:
+        """Write down that a request was handed to the engine."""
+        sink.add(self._requests.received_key(request), 1)
 
 
 def lost_ends(choices: Sequence[OpenRequest], now_s: float) -> list[Finished]:

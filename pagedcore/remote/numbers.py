@@ -6,16 +6,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pagedcore.core.events import Finished
+from pagedcore.messages import AddRequest
 from pagedcore.metrics_compat.ledgers import ledger_for
 from pagedcore.observe.ledger import Exemplar, Key, Ledger
 from pagedcore.observe.prometheus import EngineSink, Exporter, exporter_for, multiprocess_dir_fault
 from pagedcore.observe.recorder import Recorder, RecorderInfo
 from pagedcore.remote.frames import Numbers, Welcome
 from pagedcore.remote.lost_requests import LostBook, Uncounted, lost_ends
+from pagedcore.remote.open_requests import OpenRequest
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -77,6 +79,9 @@ class ForwardingRecorder(Recorder):
         is_request_counted = self._requests.finished(event)
         self._forwarded.end(event.request.request_id, is_request_counted=is_request_counted)
 
+    def received(self, request: AddRequest) -> None:
+        """Who hands it over has counted it."""
+
     def _export(self, now_s: float) -> None:
         super()._export(now_s)
         numbers = self._forwarded.take()
@@ -105,6 +110,24 @@ class Mirror:
         self._lock = threading.Lock()
         self._exporter, self._sink = self._open_export()
 
+    def open(self, choice: OpenRequest) -> None:
+        """The engine is about to get it. Written at once: what this process had received is known, however it ends."""
+        if not self.uncounted.is_paused:
+            self.uncounted.open(choice)
+            if choice.request.choice_index == 0:
+                self._receive(choice.request)
+
+    def count_lost(self, ends: Sequence[Finished]) -> None:
+        """Requests that never came to the engine, since who was to hand them over has ended."""
+        lost = ForwardedNumbers()
+        for request in {end.request.group_id: end.request for end in ends}.values():
+            self._receive(request)
+        with self._lock:
+            self._lost.count(ends, 0, lost)
+            numbers = lost.take() or Numbers()
+            numbers.sets = []  # they are the engine's
+            self._write(numbers)
+
     def take(self, numbers: Numbers) -> None:
         """Write what the engine counted since the last ones."""
         with self._lock:
@@ -132,6 +155,11 @@ class Mirror:
             exporter, self._exporter, self._sink = self._exporter, None, None
         if exporter is not None:
             exporter.release(self._model_name, self.engine)
+
+    def _receive(self, request: AddRequest) -> None:
+        received = ForwardedNumbers()
+        self._lost.received(request, received)
+        self._write(received.take() or Numbers())
 
     def _write(self, numbers: Numbers) -> None:
         if self._sink is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,15 +149,6 @@ def _set_cpu_threads() -> None:
         torch.set_num_threads(num_threads)
 
 
-def read_eos_token_ids(model_dir: Path, architecture: ModelArchitecture) -> frozenset[int]:
-    """Every end-of-sequence id of generation_config.json; where it names none, those of config.json."""
-    path = model_dir / "generation_config.json"
-    ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-    if ids is None:
-        return architecture.eos_token_ids
-    return frozenset([ids] if isinstance(ids, int) else ids)
-
-
 def _resolve(config: EngineConfig, model_dir: Path) -> _Resolved:
     architecture = read_architecture(model_dir)
     stored = read_quantization(model_dir, config.quantization)
@@ -273,7 +263,7 @@ def _engine_plan(
         overlap=resolved.device.type == "cuda" if config.overlap == "auto" else config.overlap,
         memory=memory,
         host_tier=host_tier,
-        eos_token_ids=read_eos_token_ids(source.model_dir, resolved.architecture),
+        eos_token_ids=resolved.architecture.eos_token_ids,
     )
 
 

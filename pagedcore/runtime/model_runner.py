@@ -92,15 +92,15 @@ class ModelRunner:
         """Serve requests with `structured_outputs`, too."""
         self._sampler.follow_grammars(grammars)
 
-    def keep_host_blocks(self, num_slots: int) -> None:
-        """Make so many slots for blocks in host memory, in the place of those that there are; 0 is none.
+    def keep_host_blocks(self, num_blocks: int) -> None:
+        """Make so many blocks of host memory, in the place of those that there are; 0 is none.
 
         Raises RuntimeError where the memory cannot be had.
         """
         if self._host is not None:
             self._host.close()
         with self._on_device():
-            self._host = HostBlocks(self._cache.data, num_slots) if num_slots else None
+            self._host = HostBlocks(self._cache.data, num_blocks) if num_blocks else None
 
     def submit(self, plan: StepPlan) -> PendingStep:
         """Start a step. What it raises is raised by `result()` of what this returns."""

@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 UNKNOWN_FREE_BYTES = 4 << 30
 """Taken as free where the system does not say."""
 
-_WARM_DECODES = (1, 2, 4, 8, 16, 64, 255)
+_WARM_DECODES = (1, 2, 4, 8, 16, 64, 160, 255)
 """Rows of one token of a warming step: the fewer they are, the more programs share a context, and their parts are merged."""
 _WARM_CONTEXTS = (128, 256, 1024, 8192, 32768)
 """Tokens of its longest row."""
 _WARM_PROMPTS = (0, 2, 3, 6, 12, 24, 48, 600)
 """Tokens of the prompt beside them: whatever number of query heads shares a kv head, these fill tiles of each size."""
+_WARM_SETTINGS = (
+    SamplingParams(temperature=0.0, max_tokens=None),
+    SamplingParams(top_p=0.9, seed=0, max_tokens=None),
+    SamplingParams(presence_penalty=0.1, seed=0, max_tokens=None),
+)
+"""Of its rows: the largest logit, a draw, a draw from logits that were changed, which are float32."""
 
 CUDA_SLACK_BYTES = 128 << 20
 """For what a measured step does not show: rounding and fragmentation of the allocator, kernels that are loaded later."""
@@ -103,8 +109,8 @@ def warming_plans(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_l
 
     The contexts mean nothing: all tables name block 0.
     """
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    for (num_decodes, context), prompt in zip(product(_WARM_DECODES, _WARM_CONTEXTS), cycle(_WARM_PROMPTS), strict=False):
+    shapes = product(_WARM_DECODES, _WARM_CONTEXTS)
+    for (num_decodes, context), prompt, params in zip(shapes, cycle(_WARM_PROMPTS), cycle(_WARM_SETTINGS), strict=False):
         prompts = [min(prompt, max_model_len)] if prompt else []
         counts = [1] * min(num_decodes, max_num_seqs - len(prompts)) + prompts
         rows = range(len(counts))

@@ -17,6 +17,7 @@ from pagedcore.runtime.rows import RowBuffers
 from pagedcore.runtime.sampling_batch import BadWords, DrawGroup, SamplingBatch, build_sampling_batch
 from pagedcore.runtime.transfer import to_device, words_to_device
 from pagedcore_kernels import add_to_logits, apply_penalties, gumbel_noise, keep_candidates, mask_tokens, order_candidates
+from pagedcore_kernels.dispatch import uses_triton
 
 STATUS_OK = 0
 STATUS_NOT_FINITE = 1
@@ -92,11 +93,8 @@ class Sampler:
         if batch.changes_logits:
             logits = logits.to(torch.float32, copy=True)
             self._change_logits(logits, batch, lens, output_indices, longest)
-        best, token_ids = logits.max(dim=-1)
-        for group in batch.draws:
-            drawn = _draw(logits.index_select(0, group.rows), group, batch, output_indices)
-            token_ids.index_copy_(0, group.rows, drawn)
-        status = (best == -math.inf).to(torch.int8) * STATUS_ALL_MASKED
+        draw_rows = _draw_by_kernel if uses_triton(logits) else _draw_in_groups
+        token_ids, status = draw_rows(logits, batch, output_indices)
         return token_ids, status.masked_fill_(~is_finite, STATUS_NOT_FINITE)
 
     def _change_logits(self, logits: Tensor, batch: SamplingBatch, lens: Tensor, output_indices: Tensor, longest: int) -> None:
@@ -126,6 +124,32 @@ class Sampler:
         is_free = columns < width - words.prefix_lens[:, None]
         matches = ((tail == words.prefixes) | is_free).all(dim=1) & (lens[words.rows] >= words.prefix_lens)
         add_to_logits(logits, words.rows, words.last_ids, torch.where(matches, -math.inf, 0.0))
+
+
+def _draw_by_kernel(logits: Tensor, batch: SamplingBatch, output_indices: Tensor) -> tuple[Tensor, Tensor]:
+    """As a decode graph draws, without sorting the vocabulary: [N, V] -> [N] token ids and statuses."""
+    from pagedcore_kernels.triton_ops.sampling import sample_tokens
+
+    drawn = sample_tokens(
+        logits,
+        temperature=batch.floats["temperature"],
+        top_k=batch.top_k,
+        top_p=batch.floats["top_p"],
+        min_p=batch.floats["min_p"],
+        seeds=batch.seeds,
+        output_indices=output_indices,
+        is_masked=True,
+    )
+    return drawn.token_ids, drawn.status
+
+
+def _draw_in_groups(logits: Tensor, batch: SamplingBatch, output_indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in plain torch, by the work that rows need."""
+    best, token_ids = logits.max(dim=-1)
+    for group in batch.draws:
+        drawn = _draw(logits.index_select(0, group.rows), group, batch, output_indices)
+        token_ids.index_copy_(0, group.rows, drawn)
+    return token_ids, (best == -math.inf).to(torch.int8) * STATUS_ALL_MASKED
 
 
 def _draw(logits: Tensor, group: DrawGroup, batch: SamplingBatch, output_indices: Tensor) -> Tensor:

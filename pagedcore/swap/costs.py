@@ -25,8 +25,8 @@ _NOTHING = StepPlan(step_id=0, rows=[], num_tokens=[], start_positions=[], sampl
 class SwappingRunner(Runner, Protocol):
     """A runner that can keep blocks in host memory."""
 
-    def keep_host_blocks(self, num_slots: int) -> None:
-        """Make so many slots of host memory, in the place of those that there are; 0 is none. Raises RuntimeError where it cannot."""
+    def keep_host_blocks(self, num_blocks: int) -> None:
+        """Make so many blocks of host memory, in the place of those that there are; 0 is none. Raises RuntimeError where it cannot."""
         ...
 
 
@@ -47,7 +47,7 @@ class SwapCosts:
 def measure_costs(runner: SwappingRunner, *, num_blocks: int, block_size: int, num_tokens: int) -> SwapCosts:
     """Copy blocks of a pool of `num_blocks`, and compute a prompt of `num_tokens`, which fit the pool.
 
-    What the pool holds afterwards means nothing, so this is done before the engine runs. The runner is left with a few slots.
+    What the pool holds afterwards means nothing, so this is done before the engine runs. The runner is left with a few host blocks.
     """
     num_copied = min(COPIED_BLOCKS, num_blocks)
     copies = [(block_id, block_id) for block_id in range(num_copied)]

@@ -34,7 +34,7 @@ def staging_bytes(config: EngineConfig, block_bytes: int) -> int:
 def make_host_tier(
     config: EngineConfig, runner: SwappingRunner, memory: MemoryPlan, *, max_tokens: int, free_host_bytes: int
 ) -> HostTierPlan | None:
-    """Measure both ways to get a block back, give the runner its slots if copying is the quicker one, and say what was decided.
+    """Measure both ways to get a block back, give the runner its host blocks if copying is the quicker one, and say what was decided.
 
     `max_tokens` is the longest prompt of one step; the pool is taken as not yet touched. None without `swap_space`. Raises
     `ConfigError` where the host has not that much memory.

@@ -49,9 +49,10 @@ class TenantQueue(Generic[R]):
         self._held: dict[R, None] = {}
         self._unsettled: dict[str, None] = {}
         """Tenants of which a request came, went, started or stopped since the last plan."""
-        self._new: Counter[str] = Counter()
-        """Requests added since the last plan, by tenant."""
-        self._num_new = 0
+        self.new: dict[R, None] = {}
+        """Requests in line that were added since the last plan."""
+        self._num_new_of: Counter[str] = Counter()
+        """The same by tenant."""
 
     def __len__(self) -> int:
         return len(self.line) + len(self._held)
@@ -66,12 +67,12 @@ class TenantQueue(Generic[R]):
 
     def num_held_up(self, num_free_rows: int) -> int:
         """Waiting requests but for those that have just come and find a free row: the next plan may well take them."""
-        return len(self) - min(self._num_new, num_free_rows)
+        return len(self) - min(len(self.new), num_free_rows)
 
     def num_held_up_of(self, tenant: str, num_free_rows: int) -> int:
         """The same of one tenant, which has no more free rows than its quota leaves."""
         mine = self._tenants.get(tenant)
-        return 0 if mine is None else mine.num_waiting - min(self._new[tenant], num_free_rows, self._num_rows_left(mine))
+        return 0 if mine is None else mine.num_waiting - min(self._num_new_of[tenant], num_free_rows, self._num_rows_left(mine))
 
     def add(self, request: R) -> None:
         """Put a request into the line, at its place."""
@@ -80,8 +81,8 @@ class TenantQueue(Generic[R]):
             self._tenants[tenant] = _Tenant()
         self._tenants[tenant].in_line.add(request)
         self.line.add(request)
-        self._new[tenant] += 1
-        self._num_new += 1
+        self.new[request] = None
+        self._num_new_of[tenant] += 1
         self._unsettled[tenant] = None
 
     def remove(self, request: R) -> None:
@@ -93,6 +94,9 @@ class TenantQueue(Generic[R]):
         else:
             self.line.remove(request)
             mine.in_line.remove(request)
+        if request in self.new:
+            del self.new[request]
+            self._num_new_of[request.tenant] -= 1
         self._unsettled[request.tenant] = None
 
     def start(self, request: R) -> None:
@@ -110,8 +114,8 @@ class TenantQueue(Generic[R]):
 
         Returns these, each with whether it is held now. Costs a look at each tenant of which something changed since the last plan.
         """
-        self._new.clear()
-        self._num_new = 0
+        self.new.clear()
+        self._num_new_of.clear()
         moved: list[tuple[R, bool]] = []
         for tenant in self._unsettled:
             mine = self._tenants[tenant]

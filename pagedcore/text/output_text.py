@@ -47,6 +47,11 @@ class ChoiceText:
         self._num_tokens = 0
         self._matched: str | None = None
 
+    def push_plain(self, token_ids: Sequence[int]) -> str:
+        """The new text of tokens that are not the last ones, for a choice without stop strings: `push` of what most steps bring."""
+        self._num_tokens += len(token_ids)
+        return self._detokenizer.push(token_ids)
+
     def push(self, token_ids: Sequence[int], finished: bool) -> TextDelta:
         """Add new tokens; `finished` says that no more will come, and gives out what was held back."""
         if self._stops is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedcore.errors import CheckpointError, InvalidRequestError, MissingExtraError, ModelSourceError
 from pagedcore.extras import pip_command
+from pagedcore.json_file import read_json_object
 from pagedcore.text.chat_template import ChatTemplate, load_chat_template
 from pagedcore.text.cuts import PART_CHARS, has_cuts, parts_of
 from pagedcore.text.detokenizer import Detokenizer
@@ -132,7 +132,8 @@ def load_tokenizer(tokenizer_dir: str | Path, chat_template: str | None = None) 
     Raises `ModelSourceError` when there is none, `CheckpointError` when its files cannot be read.
     """
     folder = Path(tokenizer_dir)
-    config = _read_json(folder / "tokenizer_config.json")
+    config_path = folder / "tokenizer_config.json"
+    config = read_json_object(config_path) if config_path.is_file() else {}
     backend = _load_backend(folder)
     backend.no_truncation()
     backend.no_padding()
@@ -170,19 +171,6 @@ def _convert_with_transformers(folder: Path) -> Backend:
     if backend is None:
         raise CheckpointError(f"The tokenizer of {folder} exists in Python only; {remedy}.")
     return backend
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A file's object; empty without the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
-    return value
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedcore.client import TextFront
@@ -14,7 +14,7 @@ from pagedcore.tools.forcing import calls_or_json, forced_grammar, free_text_or_
 from pagedcore.tools.forms import FormName, ToolForm, form_of
 from pagedcore.tools.parser import ToolCallParser
 from pagedcore.tools.parts import Part, TextPart
-from pagedcore.tools.reasoning import ReasoningParser, thinks
+from pagedcore.tools.reasoning import CLOSING, OPENING, ReasoningParser, is_closed, is_opened, thinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,21 @@ class Answer:
     tools: Tools | None = None
     form: ToolForm | None = None
     structured: StructuredOutputsParams | None = None
-    """What the text must follow, calls included."""
+    """What the text must follow, calls included, from its first token or after its reasoning."""
     may_think: bool = False
     """The text may begin with reasoning: the model writes some, and nothing keeps it from it."""
+
+    def continuing(self, prompt: str) -> Answer:
+        """The same for what the model continues: where it may reason, what the text must follow begins after that.
+
+        A caller who says himself where it begins is left alone, and a prompt that closes the reasoning leaves none to come.
+        """
+        if self.structured is None or not self.may_think or self.structured.reasoning_end is not None:
+            return self
+        if is_closed(prompt):
+            return replace(self, may_think=False)
+        start = None if is_opened(prompt) else OPENING
+        return replace(self, structured=replace(self.structured, reasoning_start=start, reasoning_end=CLOSING))
 
     @property
     def shown_tools(self) -> Sequence[Mapping[str, Any]] | None:
@@ -50,10 +62,9 @@ def plan_answer(tools: Tools | None, structured: StructuredOutputsParams | None,
     """Raises `UnsupportedFeatureError` where the model cannot be offered tools, `InvalidRequestError` for what excludes each other."""
     template = text.chat_template(with_tools=tools is not None)
     if tools is None:
-        return Answer(structured=structured, may_think=structured is None and thinks(template))
+        return Answer(structured=structured, may_think=thinks(template))
     form = form_of(template, setting)
-    is_free = structured is None and tools.choice == "auto"
-    return Answer(tools=tools, form=form, structured=_followed(tools, form, structured, text), may_think=is_free and thinks(template))
+    return Answer(tools=tools, form=form, structured=_followed(tools, form, structured, text), may_think=thinks(template))
 
 
 def _followed(tools: Tools, form: ToolForm, structured: StructuredOutputsParams | None, text: TextFront) -> StructuredOutputsParams | None:
@@ -71,7 +82,8 @@ def _followed(tools: Tools, form: ToolForm, structured: StructuredOutputsParams 
     if structured.kind not in ("json", "json_object"):
         message = f"{structured.field} must ask for JSON where tools are offered, not for a {structured.kind}."
         raise InvalidRequestError(message, param=structured.field)
-    return calls_or_json(form, tools, structured, token_id_of)
+    followed = calls_or_json(form, tools, structured, token_id_of)
+    return replace(followed, reasoning_end=structured.reasoning_end, reasoning_start=structured.reasoning_start)
 
 
 class AnswerParser:

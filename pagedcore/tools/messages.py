@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pagedcore.client import TextFront
@@ -35,6 +36,15 @@ class TemplateOptions(Protocol):
     def continue_final_message(self) -> bool: ...
     @property
     def chat_template_kwargs(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateArguments:
+    """Those options for callers who have no body of a request."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def render(

@@ -14,6 +14,16 @@ def thinks(template: str | None) -> bool:
     return template is not None and CLOSING in template
 
 
+def is_opened(prompt: str) -> bool:
+    """Whether what the model continues has opened its reasoning: some templates do."""
+    return prompt.rstrip(WHITESPACE).endswith(OPENING)
+
+
+def is_closed(prompt: str) -> bool:
+    """Whether it has closed it: what templates do where they are told not to think."""
+    return prompt.rstrip(WHITESPACE).endswith(CLOSING)
+
+
 class ReasoningParser:
     """Owns the text of which is not known yet what it is. Whitespace around the reasoning is left out.
 
@@ -22,7 +32,7 @@ class ReasoningParser:
 
     def __init__(self, prompt: str) -> None:
         self._text = ""
-        self._is_reasoning = prompt.rstrip(WHITESPACE).endswith(OPENING)
+        self._is_reasoning = is_opened(prompt)
         self._may_open = not self._is_reasoning
         self._is_at_edge = True
         """Nothing but whitespace came since the last change."""

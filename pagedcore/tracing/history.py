@@ -87,7 +87,7 @@ class History:
     def recent(self, n: int = 100, search: str = "") -> list[dict[str, Any]]:
         """Records of at most `n` requests: those that run, the newest first, then those that ended, the last first.
 
-        `search` keeps those whose ids, tenant, class, adapter, status or reasons hold this text, in any case.
+        `search` keeps those whose ids, tenant, class, user, adapter, status or reasons hold this text, in any case.
         """
         found = (life for life in reversed(self.lives()) if is_match(life, search))
         return [record_of(life) for life in islice(found, n)]
@@ -136,7 +136,7 @@ class History:
         life = self._running.get(event.request_id)
         if life is not None:
             self._waits.pass_over(life, event.now_s, event.reason)
-            if event.reason is not None:
+            if event.reason not in (None, "batch_window"):
                 life.note("passed_over", event.now_s)
 
     def _chunk(self, event: PrefillChunk) -> None:

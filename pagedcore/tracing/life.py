@@ -18,7 +18,7 @@ POINTS = frozenset({"prefill_chunk", "preempted", "resumed", "swapped_out", "swa
 """Events that happen within a life; the others are ends of its phases."""
 
 NEXT_STEP = "next_step"
-"""Waiting for the first plan that looks at it: in the inbox, behind a step that runs, or for a fuller batch."""
+"""Waiting for the first plan that looks at it: in the inbox, or behind a step that runs."""
 
 
 class LifeEvent(NamedTuple):
@@ -46,6 +46,7 @@ class Asked(NamedTuple):
     num_choices: int
     tenant: str | None
     request_class: str | None
+    user: str | None
     adapter: str
     priority: int
     params: SamplingParams
@@ -149,6 +150,7 @@ def begin_life(request: AddRequest, now_s: float) -> Life:
         request.num_choices,
         request.tenant,
         request.request_class,
+        request.user,
         request.adapter,
         request.priority,
         request.params,

@@ -19,7 +19,7 @@ EXPORT_TIMEOUT_S = 5.0
 def otlp_provider(endpoint: str, engine: str) -> TracerProvider:
     """A provider whose spans go to `endpoint` in batches, off every thread of ours; the process' own one is left alone.
 
-    Raises `MissingExtraError` where OpenTelemetry is not installed. Sampling and headers follow OpenTelemetry's own
+    Raises `MissingExtraError` where no more of OpenTelemetry is installed than its API. Sampling and headers follow OpenTelemetry's own
     environment variables.
     """
     try:
@@ -29,7 +29,8 @@ def otlp_provider(endpoint: str, engine: str) -> TracerProvider:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise MissingExtraError(
-            f"otlp_endpoint={endpoint!r} needs OpenTelemetry, which is not installed; install it with: {pip_command('otel')}."
+            f"otlp_endpoint={endpoint!r} needs OpenTelemetry's SDK and OTLP exporter, which are not installed (its API alone comes with "
+            f"other packages); install them with: {pip_command('otel')}."
         ) from error
     service = os.environ.get("OTEL_SERVICE_NAME", "pagedcore")
     provider = SdkTracerProvider(resource=Resource.create({"service.name": service, "service.instance.id": engine}), shutdown_on_exit=False)

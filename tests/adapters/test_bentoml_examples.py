@@ -88,7 +88,12 @@ def test_a_bento_of_the_example_is_built_with_locked_packages_and_answers(contex
 
 
 def test_the_bentofile_builds_the_service_of_the_environment(context: Path) -> None:
+    for name in ("docs/README.md", "docs/LICENSE", "wheelhouse/wheels/other.whl"):
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        (context / name).write_text("not for the Bento", encoding="utf-8")
     folder = build(context, "bentofile.yaml")
+    assert {path.name for path in (folder / "src").iterdir()} == {"README.md", "LICENSE", "wheels", "bentofile.yaml"}
+    assert [path.name for path in (folder / "src" / "wheels").iterdir()] == [f"pagedcore-{pagedcore.__version__}-py3-none-any.whl"]
     bento = yaml.safe_load((folder / "bento.yaml").read_text(encoding="utf-8"))
     assert bento["labels"] == {"openai_endpoint": "/v1"}
     assert [env["name"] for env in bento["envs"]] == ["PAGEDCORE_MODEL", "PAGEDCORE_CONFIG"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from pagedcore import QueueFullError, SamplingParams, StepFailedError
 from pagedcore.messages import RequestUpdate
-from pagedcore_adapters._bentoml_native import NOT_ANSWERED, ChatBody, GenerateBody
+from pagedcore_adapters._bentoml_bodies import NOT_ANSWERED, ChatBody, GenerateBody
 from support.bentoml_served import client_of, served, service_on_fake_engine, warning_of_bentoml
 from support.fake_engine import ANSWER, FakeLoop
 from support.served import post_and_leave
@@ -43,6 +44,13 @@ class Door:
 
 def body_of(path: str, **options: Any) -> dict[str, Any]:
     return {**({"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}), **options}
+
+
+def error_of(reply: httpx.Response, status: int) -> dict[str, Any]:
+    assert reply.status_code == status
+    body = reply.json()
+    assert (list(body), list(body["error"])) == (["error"], ["message", "type", "param", "code"])
+    return dict(body["error"])
 
 
 @pytest.fixture
@@ -86,6 +94,11 @@ def test_a_chat_is_rendered_by_the_template_and_a_prompt_is_not(door: Door) -> N
     assert prompts == ["user: hi\nassistant: ", "hi"]
 
 
+def test_a_developer_is_what_templates_call_system(door: Door) -> None:
+    door.post("/chat", messages=[{"role": "developer", "content": "Be brief."}, *MESSAGES], max_tokens=1)
+    assert door.loop.text.decode(list(door.loop.requests[0].prompt_token_ids)) == "system: Be brief.\nuser: hi\nassistant: "
+
+
 def test_sampling_parameters_arrive_as_the_client_wrote_them(door: Door) -> None:
     asked: dict[str, Any] = {
         "max_tokens": 3,
@@ -114,31 +127,116 @@ def test_each_sampling_parameter_is_taken_but_those_that_a_reply_cannot_answer()
 # ---- what is refused
 
 
+WRONG_BODIES: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"tempo": 1}, "tempo", "unknown_field", r"tempo is not a field of this request; did you mean 'temperature'\?"),
+    ({"max_token": 1}, "max_token", "unknown_field", r"max_token is not a field of this request; did you mean 'max_tokens'\?"),
+    ({"zzz": 1}, "zzz", "unknown_field", "zzz is not a field of this request; leave it out."),
+    ({"n": 2}, "n", "unsupported_feature", "n is not offered here; /v1/completions offers what OpenAI's API has."),
+    ({"max_tokens": "many"}, "max_tokens", "invalid_value", "max_tokens is wrong: it should be a valid integer, .*, got 'many'."),
+    ({"stop_token_ids": [1, "x"]}, "stop_token_ids[1]", "invalid_value", r"stop_token_ids\[1\] is wrong: .* got 'x'."),
+    ({"temperature": -1}, "temperature", "invalid_value", "temperature is -1.0 and must be between 0 and 100."),
+]
+
+
 @of_each_path
-def test_an_unknown_field_is_refused_by_name(door: Door, path: str) -> None:
-    reply = door.post(path, tempo=1)
-    assert reply.status_code == 400
-    (problem,) = reply.json()["detail"]
-    assert (problem["loc"], problem["type"]) == (["tempo"], "extra_forbidden")
+@pytest.mark.parametrize(("fields", "param", "code", "message"), WRONG_BODIES)
+def test_what_is_wrong_with_a_body_is_an_error_of_openais_shape(
+    door: Door, path: str, fields: dict[str, Any], param: str, code: str, message: str
+) -> None:
+    error = error_of(door.post(path, **fields), 400)
+    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+    assert re.fullmatch(message, error["message"])
     assert door.loop.requests == []
 
 
-def test_an_unknown_field_of_a_message_is_refused_by_name(door: Door) -> None:
-    reply = door.post("/chat", messages=[{**MESSAGES[0], "name": "me"}])
-    assert reply.status_code == 400
-    assert reply.json()["detail"][0]["loc"] == ["messages", 0, "name"]
+@of_each_path
+def test_a_body_without_its_first_field_is_refused_by_name(door: Door, path: str) -> None:
+    first = next(iter(body_of(path)))
+    for body in ({}, {first: None}):
+        reply = httpx.post(door.url + path, json=body, headers=HEADERS, timeout=60)
+        assert error_of(reply, 400) == {
+            "message": f"{first} is missing; this request needs it.",
+            "type": "invalid_request_error",
+            "param": first,
+            "code": "missing_field",
+        }
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "words"),
+    [
+        ({**MESSAGES[0], "name": "me"}, "messages[0].name", "messages[0].name is not a field of this request"),
+        ({"role": "user"}, "messages[0].content", "messages[0].content is missing"),
+        (
+            {"role": "king", "content": "hi"},
+            "messages[0].role",
+            "it should be 'system', 'developer', 'user', 'assistant' or 'tool', got 'king'",
+        ),
+        ("hi", "messages[0]", "messages[0] is wrong"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_refused_by_its_place(door: Door, message: Any, param: str, words: str) -> None:
+    error = error_of(door.post("/chat", messages=[message]), 400)
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 @of_each_path
-def test_a_value_out_of_range_is_an_error_of_openais_shape(door: Door, path: str) -> None:
-    reply = door.post(path, temperature=-1)
-    assert reply.status_code == 400
-    assert reply.json()["error"] == {
-        "message": "temperature is -1.0 and must be between 0 and 100.",
-        "type": "invalid_request_error",
-        "param": "temperature",
-        "code": "invalid_value",
-    }
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"prompt"', b"\xff"])
+def test_what_is_no_json_object_is_refused(door: Door, path: str, raw: bytes) -> None:
+    reply = httpx.post(door.url + path, content=raw, headers={**HEADERS, "Content-Type": "application/json"}, timeout=60)
+    assert error_of(reply, 400)["code"] == "invalid_json"
+
+
+@of_each_path
+def test_what_a_page_may_send_without_asking_is_refused_and_what_curl_sends_is_read(door: Door, path: str) -> None:
+    def post(content_type: str, **headers: str) -> httpx.Response:
+        sent = {**HEADERS, "Content-Type": content_type, **headers}
+        return httpx.post(door.url + path, content=json.dumps(body_of(path, max_tokens=1)), headers=sent, timeout=60)
+
+    form = "application/x-www-form-urlencoded"
+    assert post(form).status_code == 200
+    for reply in (post(form, Origin="http://page.example"), post("text/plain"), post("multipart/form-data; boundary=x")):
+        assert error_of(reply, 415)["code"] == "unsupported_media_type"
+
+
+def test_a_body_above_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    service, loop = service_on_fake_engine(monkeypatch, tmp_path, settings={"max_request_bytes": 100})
+    with served(service) as url:
+        reply = httpx.post(url + "/generate", json={"prompt": "x" * 100}, timeout=60)
+    assert error_of(reply, 413)["code"] == "request_too_large"
+    assert loop.requests == []
+
+
+@of_each_path
+def test_pages_of_the_list_may_call_and_read_why_it_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
+    page = "https://page.example"
+    service, _ = service_on_fake_engine(monkeypatch, tmp_path, api_keys=(KEY,), settings={"cors_origins": (page,)})
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    with served(service) as url:
+        answers = {
+            "native": httpx.options(url + path, headers={"Origin": page, **asked}),
+            "OpenAI's": httpx.options(url + "/v1/completions", headers={"Origin": page, **asked}),
+        }
+        assert [(reply.status_code, reply.headers["Access-Control-Allow-Headers"]) for reply in answers.values()] == [
+            (204, "authorization")
+        ] * 2
+        assert httpx.options(url + path, headers={"Origin": "https://other.example", **asked}).json()["error"]["code"] == "unknown_origin"
+        answers |= {
+            "right": httpx.post(url + path, json=body_of(path, max_tokens=1), headers={**HEADERS, "Origin": page}),
+            "wrong": httpx.post(url + path, json={}, headers={**HEADERS, "Origin": page}),
+            "no key": httpx.post(url + path, json={}, headers={"Origin": page}),
+            "no route": httpx.get(url + "/nope", headers={"Origin": page}),
+            "OpenAI's route": httpx.get(url + "/v1/models", headers={"Origin": page}),
+        }
+    allowed = {name: reply.headers.get_list("Access-Control-Allow-Origin") for name, reply in answers.items()}
+    assert allowed == {name: [page] for name in answers}
+
+
+def test_no_page_may_call_by_default(door: Door) -> None:
+    assert httpx.options(door.url + "/generate", headers={"Origin": "http://page.example"}).status_code == 405
+    reply = httpx.post(door.url + "/generate", json={"prompt": "hi"}, headers={**HEADERS, "Origin": "http://page.example"}, timeout=60)
+    assert (reply.status_code, reply.headers.get("Access-Control-Allow-Origin")) == (200, None)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pagedcore_adapters._bentoml_signals import on_terminate
 from support.fake_engine import make_fake_engine
 from support.repository import ROOT
 
-VARIABLES = (environment.CONFIG, environment.MODEL, environment.API_KEY, environment.WARMUP_FILE)
+VARIABLES = (environment.CONFIG, environment.MODEL, environment.API_KEY, environment.CORS_ORIGINS, environment.WARMUP_FILE)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,13 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_variables_the_defaults_stand() -> None:
     assert environment.config_from_environment() == EngineConfig()
     assert environment.api_keys_from_environment() == ()
+    assert environment.cors_origins_from_environment() == ()
     assert environment.warmup_file_from_environment() is None
+
+
+def test_origins_are_separated_by_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.CORS_ORIGINS, " https://page.example  http://localhost:3000 ")
+    assert environment.cors_origins_from_environment() == ("https://page.example", "http://localhost:3000")
 
 
 def test_the_model_variable_goes_before_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

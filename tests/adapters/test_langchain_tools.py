@@ -316,6 +316,41 @@ def test_reasoning_is_beside_the_content_whole_and_streamed(tmp_path: Path) -> N
     assert "assistant: (hm) Yes." in prompt_of(loop)
 
 
+TELLING = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+"""What a template writes where it is told not to think."""
+
+
+def take_broken(loop: ScriptedLoop) -> list[str]:
+    """The answers that their grammar would not have let through."""
+    broken, loop.broken_grammars = loop.broken_grammars, []
+    return broken
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["by the model", "by the template"])
+def test_an_object_and_a_forced_call_come_after_reasoning_and_follow_their_forms(tmp_path: Path, opens: bool) -> None:
+    template = THINKING_TEMPLATE + ("<think>" if opens else "")
+    thought = ("" if opens else "<think>") + "A {dog}?</think>"
+    with saying(tmp_path, thought + PET, template=template) as (chat, _):
+        found = chat.with_structured_output(Pet, include_raw=True).invoke("hi")
+        streamed = list(chat.with_structured_output(Pet).stream("hi"))
+    assert found["parsed"] == streamed[-1] == Pet(name="Rex", legs=4)
+    assert found["raw"].additional_kwargs == {"reasoning_content": "A {dog}?"}
+    with saying(tmp_path, thought + PARIS, template=template) as (chat, _):
+        reply = chat.bind_tools([get_weather], tool_choice="any").invoke("hi")
+    assert called(reply) == [("get_weather", {"city": "Paris"})]
+
+
+def test_what_comes_after_reasoning_is_held_to_its_form_and_so_is_an_answer_without_one(tmp_path: Path) -> None:
+    with saying(tmp_path, "<think>hm</think>no pet", template=THINKING_TEMPLATE) as (chat, loop):
+        chat.with_structured_output(Pet, include_raw=True).invoke("hi")
+        assert take_broken(loop) == ["<think>hm</think>no pet"]
+    with saying(tmp_path, PET, template=THINKING_TEMPLATE) as (chat, _):
+        assert chat.with_structured_output(Pet).invoke("hi") == Pet(name="Rex", legs=4)
+    with saying(tmp_path, f"<think>hm</think>{PET}", template=THINKING_TEMPLATE + TELLING) as (chat, loop):
+        chat.bind(chat_template_kwargs={"enable_thinking": False}, response_format={"type": "json_object"}).invoke("hi")
+        assert len(take_broken(loop)) == 1, "told not to think, it has to begin with its form"
+
+
 def test_arguments_of_the_template_reach_it(tmp_path: Path) -> None:
     with saying(tmp_path, "Hi", template=TOOL_TEMPLATE + "{{ mood }}") as (chat, loop):
         chat.invoke("hi", chat_template_kwargs={"mood": "cheerful"})

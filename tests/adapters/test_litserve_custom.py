@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,7 +21,7 @@ from pagedcore_adapters import _litserve_plain_api
 from pagedcore_adapters.litserve_api import PagedCoreAPI
 from support.fake_engine import ANSWER, make_fake_engine
 from support.repository import ROOT
-from support.served import Served, free_port, serve
+from support.served import Served, free_port, serve, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,9 @@ async def test_a_body_becomes_a_prompt_and_its_sampling_parameters(tmp_path: Pat
     assert api.engine.text is not None
     assert api.engine.text.decode(prompt) == "user: hi\nassistant: "
     assert params == SamplingParams()
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+    prompt = api.chat_prompt([{"role": "developer", "content": parts}, *chat["messages"]])
+    assert api.engine.text.decode(prompt) == "system: Be brief.\nBe kind.\nuser: hi\nassistant: "
     api.engine.close_sync()
 
 
@@ -68,6 +73,9 @@ async def test_a_body_becomes_a_prompt_and_its_sampling_parameters(tmp_path: Pat
         ({"messages": 5}, "a list of objects"),
         ({"messages": []}, "a list of objects"),
         ({"messages": ["hi"]}, "a list of objects"),
+        ({"messages": [{"role": "bob", "content": "hi"}]}, "messages[0].role is 'bob'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content is None"),
+        ({"messages": [{"role": "user", "content": "hi", "text": "hi"}]}, "messages[0].text is not a field"),
         ({"prompt": "a", "temperature": -1}, "temperature"),
     ],
 )
@@ -163,6 +171,23 @@ def test_the_example_cleans_its_input_and_its_requests_run_in_one_batch(tmp_path
         assert replies == [{"summary": (ANSWER * 2)[:40].strip(), "num_cached_tokens": 4}] * 4
         assert httpx.post(served.url + "/summarize", json={"text": "x"}, timeout=60).status_code == 422
         assert served.get("/metrics").status_code == 200
+
+
+@pytest.mark.serve
+@pytest.mark.parametrize(
+    ("kind", "number", "is_group"),
+    [("example", signal.SIGTERM, False), ("whole", signal.SIGTERM, True), ("whole", signal.SIGINT, True)],
+    ids=["SIGTERM to the main process", "SIGTERM to all", "Ctrl-C in a terminal"],
+)
+def test_a_signal_ends_all_its_processes_without_a_traceback(tmp_path: Path, kind: str, number: signal.Signals, is_group: bool) -> None:
+    with serve_custom(kind, tmp_path) as served:
+        main = served.process.pid
+        for pid in [*(served.pids().keys() - {main} if is_group else ()), main]:  # who signals a group reaches all before any acts
+            os.kill(pid, number)
+        assert served.process.wait(60) == 0
+        wait_until(lambda: not served.pids(), 30, "the end of all processes")
+        assert "Traceback" not in served.tail()
+        assert "Application shutdown complete" in served.tail()
 
 
 @pytest.mark.serve

@@ -157,6 +157,7 @@ def test_what_was_meant_for_an_earlier_life_of_the_worker_is_dropped(tmp_path: P
     inbox.may_end = lambda: bool(sent) and sent[-1].finish_reason is not None
     bridge.serve()
     assert [request.request_id for request in loop.requests] == ["mine"]
+    assert [(end.request.group_id, end.status) for end in loop.lost] == [("for the dead~lost", "error")], "nobody else counts it"
     assert (sent[-1].request_id, sent[-1].finish_reason) == ("mine", "length")
 
 

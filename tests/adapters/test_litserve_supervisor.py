@@ -107,7 +107,7 @@ class Process:
 
 def make_server(monkeypatch: pytest.MonkeyPatch, *ready: int) -> tuple[PagedServer, list[tuple[int, Any]], list[int]]:
     buried: list[int] = []
-    monkeypatch.setattr(_litserve_server, "forget_process", buried.append)
+    monkeypatch.setattr(_litserve_server, "forget_process", lambda pid: buried.append(pid) or 3)
     monkeypatch.setenv(VARIABLE, "restored after the test")
     monkeypatch.delenv(VARIABLE)
     server = PagedServer(WorkerAPI(EngineConfig()), ServerSettings(), Placement("cpu", 1), ServerOptions(workers_per_device=2))
@@ -118,11 +118,14 @@ def make_server(monkeypatch: pytest.MonkeyPatch, *ready: int) -> tuple[PagedServ
     return server, told, buried
 
 
-def test_every_api_server_hears_who_ended_and_why_and_its_gauges_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_api_server_hears_who_ended_and_why_and_its_gauges_are_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     server, told, buried = make_server(monkeypatch, 0, 1)
     assert server.on_worker_death(1, Process()) == 0.5  # type: ignore[arg-type]
     assert told == [(queue_id, WorkerLost(1, "exit code -9")) for queue_id in (0, 1)]
     assert buried == [123]
+    assert "Worker process 1 has ended (exit code -9) with 3 requests open" in caplog.text
     assert list(server.lit_api.ready) == [0]
 
 

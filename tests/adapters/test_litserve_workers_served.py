@@ -204,6 +204,28 @@ def test_prefixes_find_their_worker_through_any_api_server_and_each_request_is_c
         assert set(routed) <= {"load", "prefix", "overload"}
 
 
+def test_what_a_killed_worker_had_open_is_told_and_counted_once(tmp_path: Path) -> None:
+    def num(name: str, **labels: str) -> float:
+        return sum(series(served, f"pagedcore_{name}_total", **labels).values())
+
+    def ask_for(number: int) -> httpx.Response:
+        sent = {"model": "fake", "prompt": [number] * 20, "max_tokens": 4, "n": 1 + number % 2, "user": f"u{number}"}
+        return httpx.post(served.url + "/v1/completions", json=sent, timeout=60)
+
+    with serve_fake(tmp_path, api_servers=2, kind="hanging") as served, ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(ask_for, number) for number in range(6)]
+        wait_until(lambda: num("received_requests") == 6, 60, "each at the engine, of which it has not told anybody yet")
+        assert num("requests") == 0
+        os.kill(worker_pid(served, 0), signal.SIGKILL)
+        assert [refusal(reply.result(60)) for reply in waiting] == [(503, "engine_closed", True)] * 6
+        assert (num("requests", status="error", adapter="litserve"), num("requests")) == (6, 6), "counted before anybody was told"
+        assert series(served, "pagedcore_open_requests") == {}
+        assert "(exit code -9) with 6 requests open and starts again" in served.tail()
+        wait_until(lambda: is_ready(served), 60, "the worker is back")
+        complete(served, [1, 2, 3])
+        assert (num("received_requests"), num("requests", status="completed"), num("requests", status="error")) == (7, 1, 6)
+
+
 def test_the_numbers_of_a_killed_worker_stay_and_its_gauges_go(tmp_path: Path) -> None:
     with serve_fake(tmp_path, workers=2, kind="scheduled") as served:
         for number in range(8):

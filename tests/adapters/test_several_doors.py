@@ -74,13 +74,13 @@ class Doors:
     async def ask_by_http(self, door: str) -> int:
         app = self.litserve_app if door == "litserve" else self.bentoml_app
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
-            body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4}
+            body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 4, "user": "ada"}
             reply = await client.post("/v1/chat/completions", json=body, headers={"X-Request-Class": "quiz"})
         assert reply.status_code == 200, reply.text
         return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     def ask_a_chain(self) -> int:
-        chat = ChatPagedCore(engine=self.engine, max_tokens=4, model_kwargs={"request_class": "quiz"})
+        chat = ChatPagedCore(engine=self.engine, max_tokens=4, model_kwargs={"request_class": "quiz", "user": "ada"})
         message = (ChatPromptTemplate.from_template("{question}") | chat).invoke({"question": QUESTION})
         assert message.usage_metadata is not None
         return int(message.usage_metadata["input_token_details"]["cache_read"])
@@ -166,10 +166,10 @@ def test_the_request_log_says_who_asked(doors: Doors) -> None:
     assert [record["adapter"] for record in doors.engine.history.recent()] == list(reversed(DOORS))
     doors.engine.close_sync()
     lines = [json.loads(line) for line in doors.log.read_text(encoding="utf-8").splitlines()]
-    assert [(line["adapter"], line["class"], line["cached_tokens"]["pool"]) for line in lines] == [
-        ("litserve", "quiz", 0),
-        ("bentoml", "quiz", CACHED),
-        ("langchain", "quiz", CACHED),
+    assert [(line["adapter"], line["user"], line["class"], line["cached_tokens"]["pool"]) for line in lines] == [
+        ("litserve", "ada", "quiz", 0),
+        ("bentoml", "ada", "quiz", CACHED),
+        ("langchain", "ada", "quiz", CACHED),
     ]
 
 

@@ -11,6 +11,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from support.repository import PACKAGE_FOLDERS, ROOT, code_lines, imported_modules, package_files, python_files
 
@@ -112,10 +114,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
 
 
 def _names(requirements: list[str]) -> set[str]:
-    return {
-        requirement.split(">")[0].split("<")[0].split("=")[0].split("[")[0].strip().lower().replace("_", "-")
-        for requirement in requirements
-    }
+    return {canonicalize_name(Requirement(requirement).name) for requirement in requirements}
 
 
 def _undeclared(path: Path, declared: set[str]) -> set[str]:
@@ -123,7 +122,7 @@ def _undeclared(path: Path, declared: set[str]) -> set[str]:
     known = _distributions_of_modules()
     ours = {*PACKAGE_FOLDERS, *sys.stdlib_module_names, "__main__"}
     modules = {module.split(".")[0] for module in imported_modules(path)} - ours
-    return {module for module in modules if not {name.lower().replace("_", "-") for name in known.get(module, [module])} & declared}
+    return {module for module in modules if not {canonicalize_name(name) for name in known.get(module, [module])} & declared}
 
 
 @functools.cache

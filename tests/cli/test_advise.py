@@ -42,6 +42,7 @@ def test_sentences_come_first_then_the_curve_and_the_costliest_prefixes(trace: s
     assert "prefixes that cost most recomputation" in out
     assert "576" in out
     assert "[b]acme[/b]" in out
+    assert "│ 39 " in out  # the latest request with one of them
 
 
 def test_json_is_one_object(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
 def test_help_lists_what_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
-    for command in ("throughput", "latency", "prefix", "serve", "kernels", "plot"):
+    for command in ("throughput", "latency", "prefix", "serve", "kernels", "products", "plot"):
         assert f"\n  {command} " in shown
         assert run("bench", command, "--help") == 0
         assert f"Usage: pagedcore bench {command}" in capsys.readouterr().out
@@ -103,7 +103,11 @@ def test_prefix_measures_with_the_cache_and_then_without(engines: Engines, tmp_p
         (("plot", "a.json", "-o", "/no/such/folder/a.png"), "The folder '/no/such/folder' of '/no/such/folder/a.png' does not exist"),
         (("throughput", "--concurrency", "1 8"), "--concurrency is '1 8' and must be whole numbers"),
         (("throughput", "--json", "/no/such/folder/x"), "The folder '/no/such/folder' of '/no/such/folder/x' does not exist; make it, or"),
+        (("throughput", "--concurrency", "1,64", "--num-prompts", "16"), "--num-prompts 16 are too few for --concurrency 64"),
+        (("serve", "--concurrency", "4", "--num-prompts", "3"), "--num-prompts 3 are too few for --concurrency 4"),
         (("latency", "--batch", "0"), "--batch is '0'"),
+        (("products", "--bits", "5"), "--bits is 5 and must be 4 or 8"),
+        (("products", "--rows", "1,x"), "--rows is '1,x' and must be whole numbers"),
         (("prefix", "--no-enable-prefix-caching"), "leave out --no-enable-prefix-caching"),
         (("serve", "--rate", "2", "--concurrency", "2"), "give one of them"),
         (("serve", "--url", "localhost:8000"), "must begin with http://"),
@@ -127,11 +131,14 @@ def test_plot_draws_files_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.needs_torch
-def test_kernels_need_a_gpu_and_say_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["kernels", "products"])
+def test_kernels_need_a_gpu_and_say_so_in_one_sentence(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert run("bench", "kernels") == 2
+    assert run("bench", command) == 2
     assert capsys.readouterr().err == (
-        "pagedcore: bench kernels measures Triton kernels and needs an NVIDIA GPU; torch finds none on this machine.\n"
+        f"pagedcore: bench {command} measures Triton kernels and needs an NVIDIA GPU; torch finds none on this machine.\n"
     )

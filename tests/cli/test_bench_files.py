@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -155,3 +156,10 @@ def test_a_commit_is_named_only_for_a_package_that_is_in_it(tmp_path: Path) -> N
     assert len(commit) >= 7
     (package / "__init__.py").write_text("changed", encoding="utf-8")
     assert commit_of(package) == commit + "+"
+
+
+def test_a_commit_is_written_where_git_tells_none(tmp_path: Path) -> None:
+    unknown = dataclasses.replace(ALL[0], facts={**FACTS, "commit": None})
+    for run, commit in ((unknown, "def5678"), (ALL[0], FACTS["commit"])):
+        Outputs(json=tmp_path / "run.json", commit="def5678").publish(run)
+        assert read_results(tmp_path / "run.json").facts["commit"] == commit

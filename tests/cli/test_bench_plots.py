@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,7 +14,10 @@ from pagedcore.commands.bench.plots import check_plot_file, draw, make_figure
 from pagedcore.commands.bench.results import Results, write_json
 from pagedcore.errors import ConfigError, MissingExtraError
 from pagedcore.extras import pip_command
-from support.bench_runs import ALL, latency_point, results, serve_point, throughput_point
+from support.bench_runs import ALL, latency_point, product_point, results, serve_point, throughput_point
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="the extra plot is not installed")
 
@@ -107,6 +111,35 @@ def test_kernels_of_several_runs_have_a_colour_each() -> None:
 
 
 @needs_matplotlib
+def test_products_are_a_layers_time_and_times_as_fast_as_16_bit_against_rows() -> None:
+    points = [product_point("qkv", 1, 10.0, 25.0), product_point("down", 1, 5.0, 15.0), product_point("qkv", 64, 20.0, 30.0)]
+    run = results("products", [*points, product_point("down", 64, 40.0, 20.0)])
+    time, gain = make_figure([run]).axes
+    assert (time.get_xlabel(), gain.get_xlabel(), gain.get_ylabel()) == ("rows", "rows", "times as fast as 16 bit")
+    assert _lines(time) == [([1, 64], [15, 60]), ([1, 64], [40, 50])]
+    assert _lines(gain) == [([1, 64], [2.5, 1.5]), ([1, 64], [3, 0.5]), ([1, 64], [40 / 15, 50 / 60])]
+    assert [text.get_text() for text in time.get_legend().get_texts()] == ["pagedcore 0.1.0, 4 bit", "pagedcore 0.1.0, 16 bit"]
+    assert [text.get_text() for text in gain.get_legend().get_texts()] == [
+        "qkv: 4,096 x 12,288",
+        "down: 4,096 x 12,288",
+        "a layer's together",
+    ]
+
+
+@needs_matplotlib
+def test_a_layers_time_is_drawn_where_each_matrix_was_measured_and_runs_are_told_apart() -> None:
+    points = [product_point("qkv", 1, 10.0, 25.0), product_point("down", 1, 5.0, 15.0), product_point("qkv", 64, 20.0, 30.0)]
+    time, gain = make_figure([results("products", points), results("products", points, label="awq")]).axes
+    assert _lines(time) == [([1], [15]), ([1], [40])] * 2
+    labels = [text.get_text() for text in gain.get_legend().get_texts()]
+    assert labels[2:4] == ["pagedcore 0.1.0, a layer's together", "awq, qkv: 4,096 x 12,288"]
+
+
+def _lines(axes: Axes) -> list[tuple[list[float], list[float]]]:
+    return [(list(container.lines[0].get_xdata()), list(container.lines[0].get_ydata())) for container in axes.containers]
+
+
+@needs_matplotlib
 def test_runs_of_several_commands_are_refused() -> None:
     with pytest.raises(ConfigError, match="these are of latency, throughput"):
         make_figure([ALL[0], ALL[1]])
@@ -118,9 +151,9 @@ def test_an_earlier_run_is_drawn_beside(tmp_path: Path, capsys: pytest.CaptureFi
     outputs = Outputs(plot=tmp_path / "plot.svg", beside=(tmp_path / "peer.json",))
     outputs.check("throughput")
     outputs.publish(OURS)
-    drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")  # letters are paths in it, and the text stands in comments
-    assert "pagedcore 0.1.0" in drawn
-    assert "peer 1.0" in drawn
+    drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    assert ">pagedcore 0.1.0</text>" in drawn
+    assert ">peer 1.0</text>" in drawn
     with pytest.raises(ConfigError, match="holds results of bench throughput; --beside needs some of bench latency"):
         outputs.check("latency")
 

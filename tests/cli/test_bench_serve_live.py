@@ -21,7 +21,7 @@ def test_four_streams_are_measured_and_every_token_is_counted(tmp_path: Path) ->
     assert not ended.value.code
     run = read_results(tmp_path / "a.json")
     (point,) = run.points
-    assert run.facts["model"] == "SmolLM2-135M-Instruct"
+    assert (run.facts["model"], run.facts["hidden_size"], run.facts["num_hidden_layers"]) == ("SmolLM2-135M-Instruct", 576, 30)
     assert point["num_output_tokens"] == Spread(20, (20.0,))
     numbers = [point[name] for name in ("first_token_p50_ms", "inter_token_p50_ms", "end_to_end_p99_s", "output_tokens_per_s")]
     assert all(isinstance(number, Spread) and number.value > 0 for number in numbers)

@@ -212,15 +212,35 @@ def test_tenants_have_keys_of_their_own_and_fields_may_be_ignored(server: FakeSe
     assert run("serve", "--tenant-key", "blue") == 2
 
 
+PAGE = "https://page.example"
+
+
+def test_pages_of_other_origins_may_be_let_in(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve") == 0
+    assert server.built is not None
+    assert server.built[1]["settings"].cors_origins == ()
+    assert run("serve", "--cors-origin", PAGE, "--cors-origin", "http://localhost:3000") == 0
+    assert server.built[1]["settings"].cors_origins == (PAGE, "http://localhost:3000")
+    monkeypatch.setenv("PAGEDCORE_CORS_ORIGINS", f"{PAGE} http://localhost:3000")
+    assert run("serve") == 0
+    assert server.built[1]["settings"].cors_origins == (PAGE, "http://localhost:3000")
+    assert run("serve", "--cors-origin", PAGE + "/") == 2
+    assert "cors_origins holds 'https://page.example/'; an origin is scheme://host" in capsys.readouterr().err
+
+
 @pytest.mark.needs_torch
 def test_fronts_of_our_own_get_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     from pagedcore.commands.http_front import FrontPlan
 
     plans: list[FrontPlan] = []
     monkeypatch.setattr("pagedcore.commands.serving.attach_fronts", lambda plan, num_fronts, say: plans.append(plan))
-    keys = ("--api-key", "open", "--tenant-key", "blue=b1", "--ignore-field", "store", "--target", "blocked=3")
+    keys = ("--api-key", "open", "--tenant-key", "blue=b1", "--ignore-field", "store", "--target", "blocked=3", "--cors-origin", PAGE)
     assert run("serve", "--socket", "/run/e.sock", "--fronts", "2", *keys, "--drain-timeout-s", "7") == 0
-    settings = ServerSettings(api_keys=("open",), tenants={"b1": "blue"}, ignored_fields=("store",), targets=Targets(blocked=3))
+    settings = ServerSettings(
+        api_keys=("open",), tenants={"b1": "blue"}, ignored_fields=("store",), targets=Targets(blocked=3), cors_origins=(PAGE,)
+    )
     plan = FrontPlan(engine_socket="/run/e.sock", host="127.0.0.1", port=8000, settings=settings, drain_timeout_s=7.0)
     assert plans == [plan]
     assert msgspec.json.decode(msgspec.json.encode(plan), type=FrontPlan) == plan, "a process of its own reads the same"

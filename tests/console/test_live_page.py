@@ -12,6 +12,7 @@ from pagedcore import SamplingParams
 from pagedcore.async_engine import AsyncEngine
 from pagedcore.client import RequestContext
 from pagedcore.console.feed import Feed
+from pagedcore.console.indicators import Targets
 from pagedcore.openai import ServerSettings, build_app
 from support.browser import open_browser
 from support.engine_builder import make_engine
@@ -79,6 +80,11 @@ def opened(browser: Browser, url: str, *, width: int = 1280, scheme: Any = "ligh
         context.close()
 
 
+def ask_as_a_tenant(engine: AsyncEngine) -> None:
+    """The page has a table of those who asked in the last minute."""
+    list(engine.generate_sync(STEM, SamplingParams(max_tokens=3), context=RequestContext(tenant="shop")))
+
+
 def is_live(page: Page) -> None:
     page.wait_for_selector("#live[data-state='live']")
 
@@ -125,10 +131,11 @@ def test_a_long_name_leaves_the_numbers_beside_it_in_sight(browser: Browser) -> 
         list(engine.generate_sync(STEM, SamplingParams(max_tokens=1), context=RequestContext(tenant="x" * 300)))
         with live_server(build_app(engine)) as url, opened(browser, url) as page:
             page.wait_for_selector("#tenant-rows tr")
-            last, card = page.locator("#tenant-rows tr td").last.bounding_box(), page.locator("#tenants").bounding_box()
-            assert last is not None
-            assert card is not None
-            assert last["x"] + last["width"] <= card["x"] + card["width"]
+            last, card = page.evaluate(  # at once: the rows are made anew each second
+                """() => ['#tenant-rows tr:last-child td:last-child', '#tenants']
+                .map((one) => document.querySelector(one).getBoundingClientRect().right)"""
+            )
+            assert 0 < last <= card
             assert page.locator("#tenant-rows th").get_attribute("title") == "x" * 300
     finally:
         engine.close_sync()
@@ -174,12 +181,52 @@ def test_a_refresh_leaves_rows_and_focus_where_they_are(browser: Browser, url: s
         assert page.locator("tr[data-id]").first.get_attribute("data-id") == "newer"
 
 
+def test_a_search_that_finds_nothing_takes_away_its_own_table_and_no_other(browser: Browser, url: str, engine: AsyncEngine) -> None:
+    ask_as_a_tenant(engine)
+    with opened(browser, url) as page:
+        page.wait_for_selector("#tenant-rows tr")
+        page.click("#tab-requests")
+        page.wait_for_selector("tr[data-id='first']")
+        page.fill("#search", "nobody is called so")
+        page.wait_for_selector("#requests-table", state="hidden")
+        assert page.text_content("#requests-count") == "0 requests found"
+        page.click("#tab-now")
+        assert page.is_visible("#tenant-rows tr")
+
+
+def test_times_are_written_in_the_unit_that_they_round_to(browser: Browser, url: str) -> None:
+    with opened(browser, url) as page:
+        given = [0.0004, 0.25, 0.9997, 9.5, 59.97, 119.7, 3599.8, 7199.0]
+        shown = page.evaluate("async (given) => given.map((await import('/ui/format.js')).seconds)", given)
+        assert shown == ["0.40 ms", "250 ms", "1.00 s", "9.50 s", "1 min 0 s", "2 min 0 s", "1 h 0 min", "2 h 0 min"]
+
+
 def test_advice_draws_the_curve_and_says_its_numbers(browser: Browser, url: str) -> None:
     with opened(browser, url) as page:
         page.click("#tab-advice")
         page.wait_for_selector("#advice-body .curve polyline", state="attached")  # a flat one has no height
         assert page.locator("#advice-body .sentences li").count() >= 1
         assert page.locator("#advice-body details table tbody tr").count() == page.locator("#advice-body polyline").count()
+        page.click("#advice-body summary")
+        page.evaluate("document.querySelector('#advice-body article').id = 'before-the-refresh'")
+        page.click("#tab-advice")
+        page.wait_for_selector("#before-the-refresh", state="detached")
+        assert page.is_visible("#advice-body details table")
+
+
+def test_a_costly_prefix_opens_the_request_that_computed_it_again(browser: Browser) -> None:
+    engine = make_engine(num_blocks=8, max_model_len=64).engine
+    try:
+        for name, first in [("one", 1), ("two", 6), ("three", 11), ("one-again", 1)]:
+            list(engine.generate_sync([*range(first, first + 30)], SamplingParams(max_tokens=3), name))
+        with live_server(build_app(engine)) as url, opened(browser, url, width=390) as page:
+            page.click("#tab-advice")
+            page.get_by_role("button", name="one-again").click()
+            page.wait_for_selector("#detail[open] .events li")
+            assert page.text_content("#detail-title") == "one-again"
+            assert "dropped to make room" in (page.text_content("#detail-body") or "")
+    finally:
+        engine.close_sync()
 
 
 def test_a_paused_or_hidden_page_costs_nothing_and_comes_back(
@@ -256,6 +303,16 @@ def test_each_of_two_engines_can_be_looked_at(browser: Browser, engine: AsyncEng
             assert "of 256 blocks" in (page.get_attribute("#blocks", "aria-label") or "")
             page.select_option("#engine", "1")
             assert "of 64 blocks" in (page.get_attribute("#blocks", "aria-label") or "")
+            page.set_viewport_size({"width": 390, "height": 900})
+            name = page.locator(".brand .name")
+            assert name.evaluate("one => one.scrollWidth <= one.clientWidth")
+            page.click("#tab-advice")
+            page.wait_for_selector("#advice-body .card")
+            gaps = page.evaluate(
+                """() => [...document.querySelectorAll('#advice-body .card')].map((card) => card.getBoundingClientRect())
+                .map((box, at, all) => at ? box.top - all[at - 1].bottom : 16)"""
+            )
+            assert min(gaps) >= 16
     finally:
         other.close_sync()
 
@@ -268,6 +325,23 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Browser, url: str, wid
             page.click(f"#tab-{tab}")
             page.wait_for_selector({"now": ".indicator", "requests": "tr[data-id]", "advice": "#advice-body .card"}[tab])
             assert page.evaluate("document.documentElement.scrollWidth") <= width, tab
+
+
+def test_on_a_phone_nothing_sticks_out_of_its_card(browser: Browser, engine: AsyncEngine) -> None:
+    ask_as_a_tenant(engine)
+    settings = ServerSettings(targets=Targets(ttft_p99_s=1e-9, device_busy=1.0))
+    with live_server(build_app(engine, settings)) as url, opened(browser, url, width=390) as page:
+        page.wait_for_selector(".indicator .next")
+        page.wait_for_selector("#tenant-rows tr")
+        outside = page.evaluate(
+            """() => [...document.querySelectorAll('.card, .indicator')].filter((card) => card.offsetParent !== null).flatMap((card) => {
+            const right = card.getBoundingClientRect().right + 0.5;
+            const isOut = (one) => one.getBoundingClientRect().right > right || one.scrollWidth > card.clientWidth;
+            return [...card.querySelectorAll('*')].filter(isOut).map((one) => one.className + one.textContent.slice(0, 40)); })"""
+        )
+        assert outside == []
+        times = page.locator("#tenant-rows td[data-label='First token p50']").first
+        assert "First token p50" in times.evaluate("cell => getComputedStyle(cell, '::before').content")
 
 
 def test_dark_and_light_are_two_designs(browser: Browser, url: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -79,7 +78,9 @@ def test_a_long_prompt_is_one_step_until_the_budget_cuts_it(story: ModuleType, c
         500, 4 * before["usual wait (ms)"]
     )  # what is said depends on the machine
     assert (f"while one step computed {num_tokens:,} prompt tokens. Lower max_num_batched_tokens, now 2,048" in shown) == is_stall
-    trace = json.loads(Path(before["trace"]).read_text(encoding="utf-8"))
+    path = story.trace_file(before["max_num_batched_tokens"])
+    assert f"The trace file is {path} " in shown  # whole, for a terminal of any width
+    trace = json.loads(path.read_text(encoding="utf-8"))
     steps = [event["args"] for event in trace["traceEvents"] if event["name"] == "prefill step"]
     assert max(step["num_prefill_tokens"] for step in steps) == num_tokens
 

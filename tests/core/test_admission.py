@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pagedcore.core.admission import MAX_BLOCKED
@@ -85,7 +87,7 @@ def test_blocks_are_taken_as_tokens_come() -> None:
     held = []
     while driver.scheduler.has_work:
         driver.turn()
-        held.append(driver.scheduler.counts().num_active_blocks)
+        held.append(driver.counts().num_active_blocks)
     # 6 + 5 prompt tokens, then positions 11, 12 and 13
     assert held == [2, 3, 3, 4, 0]
 
@@ -122,7 +124,7 @@ def test_a_request_that_waits_for_blocks_is_bypassed_a_bounded_number_of_times()
         driver.add(f"small{index}", [index], max_tokens=1)
     assert admitted(driver.turn()) == ["small0", "small1"]
     assert admitted(driver.turn()) == []
-    assert driver.scheduler.counts().num_bypasses == 2
+    assert driver.counts().num_bypasses == 2
     driver.run()
     assert [event.request_id for event in driver.events if type(event).__name__ == "Admitted"][3:] == ["big", "small2", "small3"]
 
@@ -212,6 +214,70 @@ def test_an_idle_engine_waits_for_a_fuller_batch_at_most_max_batch_wait() -> Non
     scheduler.add(make_request("b", [1]), 10.4)
     assert admitted(scheduler.schedule(10.5)) == ["a", "b"]
     assert scheduler.next_wake_s(10.5) is None
+
+
+def by_reason(scheduler: Scheduler) -> dict[str, int]:
+    """What the gauge says, which is what a look at each waiting request finds."""
+    told = scheduler.take_events().waiting_by_reason
+    each = Counter(scheduler.waiting_reason(request.request_id) for request in scheduler._state.waiting)
+    assert told == dict(each)
+    return told
+
+
+def after_a_full_batch(**changes: object) -> Driver:
+    """An idle engine of three rows whose last plan left two requests waiting for a row."""
+    driver = Driver.make(max_num_seqs=3, **changes)
+    for name in "abcxy":
+        driver.add(name, [1], max_tokens=9)
+    driver.now_s += 10.0
+    driver.turn()
+    assert driver.steps[-1].waiting_by_reason == {"max_num_seqs": 2}
+    for name in "abcxy":
+        driver.scheduler.abort(name, driver.now_s)
+    driver.run()
+    driver.take()
+    return driver
+
+
+def test_who_waits_for_a_fuller_batch_waits_for_that_and_not_for_what_stopped_an_earlier_plan() -> None:
+    driver = after_a_full_batch(max_batch_wait_s=5.0)
+    scheduler, now_s = driver.scheduler, driver.now_s
+    scheduler.add(make_request("d", [1]), now_s)
+    assert scheduler.schedule(now_s) is None
+    assert by_reason(scheduler) == {"batch_window": 1}
+    scheduler.add(make_request("e", [1]), now_s + 1.0)
+    assert by_reason(scheduler) == {"batch_window": 1, "next_step": 1}
+    assert scheduler.schedule(now_s + 1.0) is None
+    assert by_reason(scheduler) == {"batch_window": 2}
+    scheduler.abort("d", now_s + 2.0)
+    assert by_reason(scheduler) == {"batch_window": 1}
+    assert admitted(scheduler.schedule(now_s + 5.0)) == ["e"]
+    assert by_reason(scheduler) == {}
+
+
+def test_behind_the_window_the_plan_says_what_each_waits_for() -> None:
+    driver = after_a_full_batch(max_batch_wait_s=5.0, max_num_batched_tokens=4)
+    scheduler, now_s = driver.scheduler, driver.now_s
+    for name in "de":
+        scheduler.add(make_request(name, range(8)), now_s)
+    assert scheduler.schedule(now_s) is None
+    assert admitted(scheduler.schedule(now_s + 5.0)) == ["d"]
+    assert by_reason(scheduler) == {"token_budget": 1}
+
+
+def test_who_came_after_the_last_plan_waits_for_the_next_one() -> None:
+    driver = after_a_full_batch()
+    scheduler, now_s = driver.scheduler, driver.now_s
+    scheduler.add(make_request("d", [1]), now_s)
+    assert by_reason(scheduler) == {"next_step": 1}
+    driver = Driver.make(max_num_seqs=1, scheduling_policy="priority")
+    for name, priority in (("a", 0), ("b", 0), ("c", 2)):
+        driver.add(name, [1], max_tokens=9, priority=priority)
+    driver.turn()
+    driver.add("d", [1], priority=1)
+    assert by_reason(driver.scheduler) == {"max_num_seqs": 1, "priority": 1, "next_step": 1}
+    driver.turn()
+    assert by_reason(driver.scheduler) == {"max_num_seqs": 1, "priority": 2}
 
 
 def test_a_full_batch_does_not_wait() -> None:

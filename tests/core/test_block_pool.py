@@ -116,10 +116,10 @@ def test_unpublished_blocks_stay_with_their_owner_and_then_are_free() -> None:
     for block_id, name in enumerate("ab"):
         pool.publish(block_id, make_content(name), 0.0)
     pool.release([1], 0.0)
-    pool.drop_cached()
+    assert pool.unpublish(pool.cached_order()) == [b"b"]
     assert counts(pool) == (1, 0, 1)
     assert pool.has_hashed_blocks()
-    pool.unpublish(0)
+    assert pool.unpublish([0, 0, 1]) == [b"a"]
     pool.release([0], 0.0)
     assert (counts(pool), pool.has_hashed_blocks(), evicted) == ((0, 0, 2), False, [])
     pool.check_invariants()
@@ -135,7 +135,7 @@ def test_sibling_prefix_is_the_longest_among_resident_children_of_the_same_paren
     assert pool.sibling_common_tokens(ROOT, [5, 5, 0, 0]) == 2
     assert pool.sibling_common_tokens(ROOT, [7, 7, 7, 7]) == 0
     assert pool.sibling_common_tokens(b"nobody", [1, 2, 3, 4]) is None
-    pool.unpublish(0)
+    pool.unpublish([0])
     assert pool.sibling_common_tokens(ROOT, [1, 2, 3, 9]) == 2
 
 

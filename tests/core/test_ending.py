@@ -139,7 +139,7 @@ def test_abort_in_every_state_frees_exactly_once(reach: Callable[[Driver], None]
     parts = report.live_tokens + report.pool_tokens + report.computed_tokens + report.abandoned_tokens
     assert parts == report.num_prompt_tokens == finished_of(driver, "r").request.prompt_token_ids.__len__()
     driver.run()
-    counts = driver.scheduler.counts()
+    counts = driver.counts()
     assert (counts.num_active_blocks, counts.num_running, counts.num_waiting) == (0, 0, 0)
     driver.add("r", PROMPT, max_tokens=2)  # the id is free again
     del driver.last["r"], driver.tokens["r"]
@@ -164,11 +164,11 @@ def test_blocks_of_an_aborted_request_in_flight_wait_for_its_step() -> None:
     driver.schedule()
     driver.scheduler.abort("a", 1.0)
     driver.take()
-    assert driver.scheduler.counts().num_active_blocks == 4
+    assert driver.counts().num_active_blocks == 4
     driver.add("b", [1], max_tokens=1)
     assert driver.schedule() is None
     driver.commit()
-    assert driver.scheduler.counts().num_free_blocks == 4
+    assert driver.counts().num_free_blocks == 4
     assert driver.schedule() is not None
 
 

@@ -1,4 +1,4 @@
-"""The slots of host memory: exact slots, exact orders, exact copies."""
+"""The blocks of host memory: exact blocks, exact orders, exact copies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pagedcore.host_tier.swapped import Swapped
 A, B, C, D = b"a", b"b", b"c", b"d"
 
 
-def make_tier(num_slots: int, *names: bytes) -> HostTier:
+def make_tier(num_blocks: int, *names: bytes) -> HostTier:
     """A tier that holds these blocks, the first one the oldest, with no copy left to make."""
-    tier = HostTier(num_slots)
+    tier = HostTier(num_blocks)
     for number, name in enumerate(names):
         tier.put(name, number)
     tier.take_copies(0.0)
@@ -29,7 +29,7 @@ def read(tier: HostTier, *names: bytes) -> Copies:
     return tier.take_copies(0.0)
 
 
-def test_what_the_device_gives_up_is_copied_to_a_slot_of_its_own() -> None:
+def test_what_the_device_gives_up_is_copied_to_a_host_block_of_its_own() -> None:
     tier = HostTier(3)
     tier.put(A, 7)
     tier.put(B, 4)
@@ -45,7 +45,7 @@ def test_a_full_tier_gives_up_its_oldest_block() -> None:
     assert (tier.order(), tier.num_leading([A]), tier.num_leading([C])) == ([B, C], 0, 1)
 
 
-def test_of_two_blocks_for_one_slot_in_one_plan_only_the_last_is_copied() -> None:
+def test_of_two_blocks_for_one_host_block_in_one_plan_only_the_last_is_copied() -> None:
     tier = HostTier(1)
     tier.put(A, 7)
     tier.put(B, 4)
@@ -67,11 +67,11 @@ def test_the_leading_blocks_end_at_the_first_that_is_missing_and_no_hash_behind_
     assert list(hashes) == [D]
 
 
-def test_a_slot_that_is_read_is_not_filled_anew_before_its_step_is_done() -> None:
+def test_a_host_block_that_is_read_is_not_filled_anew_before_its_step_is_done() -> None:
     tier = make_tier(2, A, B)
     copies = read(tier, A)
     assert copies.back == ((90, 0),)
-    tier.put(C, 5)  # takes B's slot, though A is older
+    tier.put(C, 5)  # takes B's host block, though A is older
     tier.put(D, 6)  # and that one again
     assert tier.take_copies(0.0).out == ((6, 1),)
     tier.end_reads(copies.back)
@@ -79,7 +79,7 @@ def test_a_slot_that_is_read_is_not_filled_anew_before_its_step_is_done() -> Non
     assert tier.take_copies(0.0).out == ((5, 0),)
 
 
-def test_nothing_is_kept_when_every_slot_is_read() -> None:
+def test_nothing_is_kept_when_every_host_block_is_read() -> None:
     tier = make_tier(1, A)
     copies = read(tier, A)
     tier.put(B, 5)
@@ -94,7 +94,7 @@ def test_what_the_device_has_back_goes_first_its_tail_foremost() -> None:
     assert tier.order() == [C, B, A, D]
 
 
-def test_two_readers_of_a_slot_are_waited_for() -> None:
+def test_two_readers_of_a_host_block_are_waited_for() -> None:
     tier = make_tier(1, A)
     first, second = read(tier, A), read(tier, A)
     tier.end_reads(first.back)
@@ -103,7 +103,7 @@ def test_two_readers_of_a_slot_are_waited_for() -> None:
     assert tier.order() == [A]
 
 
-def test_clear_forgets_everything_and_gets_slots_that_are_read_back_later() -> None:
+def test_clear_forgets_everything_and_gets_host_blocks_that_are_read_back_later() -> None:
     tier = make_tier(3, A, B)
     tier.put(C, 5)
     copies = read(tier, A)
@@ -111,14 +111,14 @@ def test_clear_forgets_everything_and_gets_slots_that_are_read_back_later() -> N
     assert tier.num_leading([A]) == tier.num_leading([B]) == tier.num_leading([C]) == 0
     for name in (A, B, C):
         tier.put(name, 6)
-    assert {slot for _, slot in tier.take_copies(0.0).out} == {1, 2}
+    assert {host_block for _, host_block in tier.take_copies(0.0).out} == {1, 2}
     tier.end_reads(copies.back)
     tier.check_invariants([])
     tier.put(D, 6)
     assert tier.take_copies(0.0).out == ((6, 0),)
 
 
-def test_a_tier_without_slots_keeps_nothing() -> None:
+def test_a_tier_without_blocks_keeps_nothing() -> None:
     tier = HostTier(0)
     tier.put(A, 1)
     tier.watch("r", [A])
@@ -164,9 +164,9 @@ steps = st.lists(st.tuples(st.sampled_from(["put", "put", "read", "plan", "done"
 
 
 @given(st.integers(1, 5), steps)
-def test_a_block_that_is_copied_back_is_the_one_that_was_asked_for(num_slots: int, actions: list[tuple[str, int]]) -> None:
+def test_a_block_that_is_copied_back_is_the_one_that_was_asked_for(num_blocks: int, actions: list[tuple[str, int]]) -> None:
     """Random lives of a tier beside a memory on which the copies of each plan are made, as late as the device may make them."""
-    tier, memory, in_flight = HostTier(num_slots), dict[int, bytes](), deque[Copies]()
+    tier, memory, in_flight = HostTier(num_blocks), dict[int, bytes](), deque[Copies]()
     asked: list[bytes] = []
     for action, number in actions:
         name = bytes([number])
@@ -177,8 +177,8 @@ def test_a_block_that_is_copied_back_is_the_one_that_was_asked_for(num_slots: in
             asked.append(name)
         elif action == "plan":
             copies = tier.take_copies(0.0)
-            memory.update({slot: bytes([block_id]) for block_id, slot in copies.out})
-            assert [memory[slot] for _, slot in copies.back] == asked
+            memory.update({host_block: bytes([block_id]) for block_id, host_block in copies.out})
+            assert [memory[host_block] for _, host_block in copies.back] == asked
             asked = []
             in_flight.append(copies)
         elif action == "done" and in_flight:

@@ -61,7 +61,7 @@ def test_it_resumes_only_when_its_whole_known_context_fits() -> None:
     # c went with 8 computed tokens, then b with 12: b knows 13 tokens, which need 4 blocks, and goes first
     assert [(event.request_id, event.num_lost_tokens) for event in driver.events_of(Preempted)] == [("c", 8), ("b", 12)]
     while not resumed_ids(driver):
-        assert driver.scheduler.counts().num_free_blocks < 4 or driver.scheduler.counts().num_running == 0
+        assert driver.counts().num_free_blocks < 4 or driver.counts().num_running == 0
         assert driver.scheduler.waiting_reason("b") == driver.scheduler.waiting_reason("c") == "blocks"
         driver.turn()
     assert resumed_ids(driver) == ["b"]
@@ -129,8 +129,8 @@ def test_with_overlap_the_pending_token_of_a_preempted_request_is_not_lost() -> 
     driver = make_crowd(num_in_flight_steps=2)
     driver.run()
     assert driver.events_of(Preempted)
-    assert driver.scheduler.counts().num_deferred_frees > 0
-    assert driver.scheduler.counts().num_stalls > 0
+    assert driver.counts().num_deferred_frees > 0
+    assert driver.counts().num_stalls > 0
     for index, name in enumerate("abc"):
         assert driver.tokens[name] == alone([index] * 4, 12)
 

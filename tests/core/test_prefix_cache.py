@@ -49,12 +49,12 @@ def test_64_live_requests_hold_a_shared_prefix_once() -> None:
     for index in range(64):
         driver.add(f"r{index}", [*range(num_prefix), 2000 + index], max_tokens=8)
     driver.turn()
-    counts = driver.scheduler.counts()
+    counts = driver.counts()
     assert counts.num_running == 64
     assert counts.num_active_blocks == num_prefix // block_size + 64
     driver.scheduler.abort("r0", driver.now_s)
     driver.take()
-    assert driver.scheduler.counts().num_active_blocks == num_prefix // block_size + 63
+    assert driver.counts().num_active_blocks == num_prefix // block_size + 63
 
 
 @pytest.mark.parametrize("budget", [4096, 100])
@@ -131,7 +131,7 @@ def test_a_hole_is_resident_behind_a_missing_block() -> None:
     driver.add("a", prompt, max_tokens=1)
     driver.run()
     pool = driver.scheduler._state.kv.pool
-    pool.unpublish(1)  # the middle block of three; eviction itself takes leaves first
+    pool.unpublish([1])  # the middle block of three; eviction itself takes leaves first
     driver.add("b", prompt, max_tokens=1)
     driver.run()
     report = lookup_of(driver, "b")
@@ -196,7 +196,7 @@ def test_with_caching_off_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("a", "b"):
         driver.add(name, [*STEM, 1], max_tokens=8)
     driver.run()
-    assert driver.scheduler.counts().num_cached_blocks == 0
+    assert driver.counts().num_cached_blocks == 0
     assert lookup_of(driver, "b").caching_disabled
 
 
@@ -232,7 +232,7 @@ def test_a_block_being_computed_is_waited_for_while_other_work_goes_first() -> N
     plans = [driver.turn() for _ in range(5)]
     admitted = [[row.request_id for row in plan.admitted] for plan in plans if plan is not None]
     assert admitted == [["a", "other"], [], [], ["b"], []]
-    assert driver.scheduler.counts().num_prefix_waits == 3
+    assert driver.counts().num_prefix_waits == 3
     assert lookup_of(driver, "b").live_blocks == 4
 
 
@@ -265,11 +265,11 @@ def test_reset_forgets_what_nobody_owns_and_says_whether_all_is_gone() -> None:
     driver = Driver.make()
     driver.add("a", [*STEM, 1], max_tokens=3)
     driver.turn()
-    assert not driver.scheduler.reset_prefix_cache()
+    assert not driver.scheduler.reset_prefix_cache(driver.now_s)
     driver.run()
-    assert driver.scheduler.counts().num_cached_blocks == 2
-    assert driver.scheduler.reset_prefix_cache()
-    assert driver.scheduler.counts().num_free_blocks == 16
+    assert driver.counts().num_cached_blocks == 2
+    assert driver.scheduler.reset_prefix_cache(driver.now_s)
+    assert driver.counts().num_free_blocks == 16
     driver.add("b", [*STEM, 1], max_tokens=1)
     driver.run()
     assert lookup_of(driver, "b").num_resident_blocks == 0

@@ -8,16 +8,16 @@ from pagedcore.core.events import Arrived, Finished
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.errors import InvalidRequestError, PoolTooSmallError, PromptTooLongError, QueueFullError, RequestError
 from pagedcore.messages import AddRequest
-from support.core_builders import make_limits, make_request
+from support.core_builders import counts_of, make_limits, make_request
 
 
 def refuse(scheduler: Scheduler, request: AddRequest) -> tuple[RequestError, Finished]:
     """Add a request that must be refused; returns the error and the terminal event."""
-    before = scheduler.counts()
+    before = counts_of(scheduler)
     scheduler.take_events()
     with pytest.raises(RequestError) as caught:
         scheduler.add(request, 3.0)
-    assert scheduler.counts() == before
+    assert counts_of(scheduler) == before
     assert scheduler.take_updates() == []
     arrived, finished = scheduler.take_events().events
     assert arrived == Arrived(request, 3.0)
@@ -116,7 +116,7 @@ def test_requests_that_a_plan_left_waiting_fill_the_queue_even_with_free_rows() 
     scheduler.add(make_request("big", range(12)), 0.0)
     scheduler.add(make_request("held up", range(100, 112)), 0.0)
     scheduler.schedule(0.0)
-    assert (scheduler.counts().num_running, scheduler.counts().num_waiting) == (1, 1)
+    assert (counts_of(scheduler).num_running, counts_of(scheduler).num_waiting) == (1, 1)
     error, _ = refuse(scheduler, make_request("new", [1]))
     assert isinstance(error, QueueFullError)
 

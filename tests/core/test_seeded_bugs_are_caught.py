@@ -194,7 +194,7 @@ def gives_the_plan_a_table_that_still_grows(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_blocks_of_a_failed_step_in_the_cache(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockPool, "unpublish", lambda self, block_id: None)
+    patch.setattr(BlockPool, "unpublish", lambda self, block_ids: [])
 
 
 def lets_prompt_logprobs_read_the_cache(patch: pytest.MonkeyPatch) -> None:
@@ -228,13 +228,13 @@ def preempts_without_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(preemption, "_latest_victim", mutant)
 
 
-def gives_up_a_slot_that_is_read(patch: pytest.MonkeyPatch) -> None:
+def gives_up_a_host_block_that_is_read(patch: pytest.MonkeyPatch) -> None:
     def mutant(self: HostTier, block_hash: bytes, tenant: str) -> int | None:
-        found = [self._hashes[slot] for slot in self._num_reads if slot in self._hashes]
-        return take_slot(self, block_hash, tenant) if self._free or not found else self._slots.pop(found[0])
+        found = [self._hashes[host_block] for host_block in self._num_reads if host_block in self._hashes]
+        return take_host_block(self, block_hash, tenant) if self._free or not found else self._host_blocks.pop(found[0])
 
-    take_slot = HostTier._take_slot
-    patch.setattr(HostTier, "_take_slot", mutant)
+    take_host_block = HostTier._take_host_block
+    patch.setattr(HostTier, "_take_host_block", mutant)
 
 
 def ends_reads_when_they_are_planned(patch: pytest.MonkeyPatch) -> None:
@@ -261,8 +261,8 @@ def copies_out_one_step_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostTier, "take_copies", mutant)
 
 
-def copies_back_from_the_slot_beside(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, HostTier, "copy_back", lambda copy_back: lambda self, ids, slots: copy_back(self, ids, [*slots[1:], *slots[:1]]))
+def copies_back_from_the_host_block_beside(patch: pytest.MonkeyPatch) -> None:
+    wrap(patch, HostTier, "copy_back", lambda copy_back: lambda self, ids, host_ids: copy_back(self, ids, [*host_ids[1:], *host_ids[:1]]))
 
 
 def loses_a_copy_out(patch: pytest.MonkeyPatch) -> None:
@@ -279,13 +279,13 @@ def loses_a_copy_out(patch: pytest.MonkeyPatch) -> None:
 
 def finds_hashes_that_were_given_up(patch: pytest.MonkeyPatch) -> None:
     def mutant(self: HostTier, block_hash: bytes, tenant: str) -> int | None:
-        slots = dict(self._slots)
-        slot = take_slot(self, block_hash, tenant)
-        self._slots.update(slots)
-        return slot
+        host_blocks = dict(self._host_blocks)
+        host_block = take_host_block(self, block_hash, tenant)
+        self._host_blocks.update(host_blocks)
+        return host_block
 
-    take_slot = HostTier._take_slot
-    patch.setattr(HostTier, "_take_slot", mutant)
+    take_host_block = HostTier._take_host_block
+    patch.setattr(HostTier, "_take_host_block", mutant)
     patch.setattr(HostTier, "check_invariants", lambda self, copies: None)
 
 
@@ -298,10 +298,10 @@ def watches_requests_that_run(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS_OF_THE_HOST_TIER: tuple[Patch, ...] = (
-    gives_up_a_slot_that_is_read,
+    gives_up_a_host_block_that_is_read,
     ends_reads_when_they_are_planned,
     copies_out_one_step_late,
-    copies_back_from_the_slot_beside,
+    copies_back_from_the_host_block_beside,
     loses_a_copy_out,
     finds_hashes_that_were_given_up,
     trusts_host_memory_after_a_failed_step,

@@ -148,7 +148,7 @@ def test_prompt_logprobs_read_nothing_from_host_memory() -> None:
 
 def test_a_reset_forgets_host_memory_too() -> None:
     driver = make_swapped()
-    assert driver.scheduler.reset_prefix_cache()
+    assert driver.scheduler.reset_prefix_cache(driver.now_s)
     assert run_one(driver, "reader", [*STEM, 2]).computed_tokens == 9
 
 
@@ -231,7 +231,7 @@ def test_what_a_failed_step_was_to_copy_out_is_never_read(is_copied_back_at_once
         driver.add("reader", [*STEM, 2], max_tokens=2)
         plan = driver.schedule()
         assert plan is not None
-        assert {slot for _, slot in plan.copies_in} == {slot for _, slot in failing.copies_out}
+        assert {host_block for _, host_block in plan.copies_in} == {host_block for _, host_block in failing.copies_out}
     driver.run()
     assert driver.last["evictor"].status == "error"
     assert not is_copied_back_at_once or driver.last["reader"].status == "error"

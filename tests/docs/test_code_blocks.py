@@ -128,7 +128,7 @@ def test_each_example_is_named_by_a_test(path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("name", "expected"),
     [
         ("offline.py", "Paris"),
         ("async_stream.py", "red"),
@@ -136,12 +136,11 @@ def test_each_example_is_named_by_a_test(path: Path) -> None:
         ("langchain_agent.py", "Packed: "),
         ("langchain_rag.py", "64 of 91 prompt tokens came from the cache"),
         ("quick_look.py", "Block size 8 would gain 6 points"),
-        ("migrate_from_vllm.py SmolLM2-135M-Instruct", "'The capital of Japan is' -> ' Tokyo.' (stop)"),
+        ("migrate_from_vllm.py", "'The capital of Japan is' -> ' Tokyo.' (stop)"),
     ],
 )
-def test_an_example_runs(command: str, expected: str) -> None:
-    name, *arguments = command.split()
-    assert expected in run_python(str(ROOT / "examples" / name), *arguments)
+def test_an_example_runs_as_it_is(name: str, expected: str) -> None:
+    assert expected in run_python(str(ROOT / "examples" / name))
 
 
 def test_the_script_for_vllm_differs_in_its_import_alone() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
+import functools
 import importlib.util
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from pagedcore.cli import app
 from pagedcore.config import EngineConfig
@@ -36,6 +38,32 @@ def all_code(page: Path) -> str:
     return "\n".join([*spans(page, without=without), *(block.text for block in blocks(page, "bash"))])
 
 
+@functools.cache
+def file_names() -> set[str]:
+    """Of every file that there is, and of those that users have."""
+    return {path.name for root in ROOTS for path in (ROOT / root).rglob("*")} | {path.name for path in ROOT.iterdir()} | FILES_OF_USERS
+
+
+@functools.cache
+def flags_of_commands() -> set[str]:
+    """Every flag of `pagedcore` and of all that stands below it."""
+    parameters = [parameter for command in commands_of(get_command(app)) for parameter in command.params]
+    return {flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def commands_of(command: Any) -> Iterator[Any]:
+    yield command
+    for below in getattr(command, "commands", {}).values():
+        yield from commands_of(below)
+
+
+@functools.cache
+def scripts() -> str:
+    """Makefile, benchmarks and examples, which have flags of their own."""
+    paths = [ROOT / "Makefile", *(path for folder in ("bench", "examples") for path in sorted((ROOT / folder).rglob("*.py")))]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
 @pytest.mark.parametrize("page", pages(), ids=page_id)
 def test_links_lead_to_files_that_exist(page: Path) -> None:
     missing = [target for target in links(page) if not (page.parent / target).exists()]
@@ -46,8 +74,7 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 def test_named_files_exist(page: Path) -> None:
     names = [span for span in spans(page) if PATH_LIKE.match(span)]
     missing = [name for name in names if name.startswith(ROOTS) and not (ROOT / name).exists()]
-    known = {path.name for root in ROOTS for path in (ROOT / root).rglob("*")} | {path.name for path in ROOT.iterdir()} | FILES_OF_USERS
-    missing += [name for name in names if FILE_NAME.match(name) and name not in known]
+    missing += [name for name in names if FILE_NAME.match(name) and name not in file_names()]
     assert not missing
 
 
@@ -67,18 +94,7 @@ def test_named_commands_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("flag", sorted({flag for page in pages() for flag in re.findall(r"--[a-z][a-z-]+", all_code(page))}))
 def test_named_flags_exist(flag: str) -> None:
-    command_line = (ROOT / "pagedcore" / "cli.py", *sorted((ROOT / "pagedcore" / "commands" / "bench").glob("*.py")))
-    scripts = [path for folder in ("bench", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-    sources = (ROOT / "Makefile", *command_line, *scripts)
-    ours = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(EngineConfig)}
-    parameters = {
-        f"--{argument.arg.replace('_', '-')}"
-        for source in command_line
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
-        for argument in [*node.args.args, *node.args.kwonlyargs]
-    }
-    assert flag in ours | parameters or any(flag in source.read_text(encoding="utf-8") for source in sources)
+    assert flag in flags_of_commands() or flag in scripts()
 
 
 def test_reference_pages_are_what_the_code_says() -> None:

@@ -23,7 +23,7 @@ def test_an_engine_advises_on_what_it_served_and_not_on_its_warm_up() -> None:
     advice = built.engine.advice()
     assert advice.num_lookups == 20
     assert advice.hit_rate == built.engine.stats().hit_rate("prefix") == 19 * 32 / (20 * 33)
-    assert advice.sentences == ("Nothing to change: 92 % of a possible 92 %.",)
+    assert advice.sentences == ("The cache needs no change: it serves 92 % of a possible 92 %.",)
     assert {point.block_size for point in advice.curve} == {8, 16, 32, 64}
     built.engine.close_sync()
 

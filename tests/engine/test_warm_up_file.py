@@ -68,6 +68,7 @@ def test_a_prompt_is_tokenized_as_a_clients_would_be_and_a_conversation_is_left_
     whole = text.encode(text.render_chat([SYSTEM, {"role": "user", "content": "hi"}]), add_special_tokens=False)
     assert bytes(prefix) == b"<system>Be brief."
     assert whole[: len(prefix)] == prefix
+    assert as_token_ids([{**SYSTEM, "role": "developer"}], text) == prefix, "as the server reads a client's"
 
 
 def test_without_a_tokenizer_or_with_messages_that_the_template_refuses_it_is_an_error() -> None:

@@ -48,6 +48,15 @@ def test_all_head_ratios_and_block_sizes(num_heads: int, num_kv_heads: int, bloc
     problem.assert_close(problem.prefill())
 
 
+@pytest.mark.parametrize("sliding_window", [1, 48])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
+def test_windows_at_every_head_size(head_dim: int, dtype: torch.dtype, sliding_window: int) -> None:
+    """A tile begins with keys that some of its queries no longer see. Rounding of the scale decides whether they get a weight for it."""
+    problem = prefill_problem(head_dim=head_dim, sliding_window=sliding_window, dtype=dtype, seed=2)
+    problem.assert_close(problem.prefill())
+
+
 @pytest.mark.parametrize("sliding_window", [None, 1, 33, 500])
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 def test_windows_and_caps(sliding_window: int | None, soft_cap: float | None) -> None:

@@ -54,7 +54,7 @@ def prefill_problem(seed: int = 0, **others: object) -> Problem:
 
 @pytest.mark.usefixtures("_float8")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_attention_equals_the_reference(dtype: torch.dtype, head_dim: int) -> None:
     common = {"head_dim": head_dim, "dtype": dtype}
     problem = decode_problem(*DECODED, num_heads=28, num_kv_heads=4, **common)

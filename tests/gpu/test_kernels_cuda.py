@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagedcore.sampling_params import SamplingParams
+from pagedcore_kernels import mask_tokens
 from pagedcore_kernels.reference import rms_norm as norm_reference
 from pagedcore_kernels.reference.sample_tokens import STATUS_ALL_MASKED, STATUS_NOT_FINITE
 from pagedcore_kernels.reference.step_inputs import DecodeInputs
@@ -134,7 +135,7 @@ def test_one_row_alone_draws_what_the_reference_draws(kind: RowSettings) -> None
         check_draws(logits, [RowSettings(**{**vars(kind), "seed": seed})])
 
 
-def test_draws_equal_the_sampler_of_the_runtime() -> None:
+def test_draws_equal_those_of_the_runtime_on_a_cpu() -> None:
     params = [
         SamplingParams(temperature=0.0),
         SamplingParams(seed=1),
@@ -147,7 +148,7 @@ def test_draws_equal_the_sampler_of_the_runtime() -> None:
     logits = logits_of(len(params), 5000, torch.float32, seed=1, scale=2.0)
     rows = [RowSettings(p.temperature, p.top_k, p.top_p, p.min_p, p.seed or 0) for p in params]
     drawn = sample_tokens(logits, **settings_tensors(rows, "cuda"))
-    assert drawn.token_ids.tolist() == sampler_checks.tokens(logits, params, device="cuda")
+    assert drawn.token_ids.tolist() == sampler_checks.tokens(logits, params)
 
 
 def test_status_names_rows_without_a_choice() -> None:
@@ -160,6 +161,17 @@ def test_status_names_rows_without_a_choice() -> None:
     drawn = sample_tokens(logits, **settings, is_masked=True)
     assert drawn.status.tolist() == [0, STATUS_NOT_FINITE, STATUS_NOT_FINITE, STATUS_NOT_FINITE, STATUS_ALL_MASKED, 0]
     assert bool(((drawn.token_ids >= 0) & (drawn.token_ids < 151936)).all())
+
+
+def test_masks_are_those_of_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(130, 151_937, generator=generator)
+    rows = torch.randperm(130, generator=generator)[:100]
+    words = torch.randint(-(2**31), 2**31, (100, 4749), generator=generator).to(torch.int32)
+    on_device = logits.cuda()
+    mask_tokens(on_device, rows.cuda(), words.cuda())
+    mask_tokens(logits, rows, words)
+    assert torch.equal(on_device.cpu(), logits)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -75,7 +75,7 @@ def generate(model_dir: Path, monkeypatch: pytest.MonkeyPatch, **options: object
     stem = [(7 * i) % 900 + 3 for i in range(500)]
     prompts = [[*stem[: 500 - 90 * (i % 3)], 3 + i, 5 + i, 9 + 2 * i] for i in range(40)] + [[3 + i] * 30 for i in range(4)]
     params = [SamplingParams(temperature=0.0, max_tokens=5 + 3 * (i % 9), ignore_eos=True) for i in range(len(prompts))]
-    common = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda", "dtype": "float32", "gpu_memory_utilization": 0.1}
+    common = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda", "dtype": "float32", "num_kv_blocks": 4000}
     with LLM(model=str(model_dir), **common, **options) as llm:  # type: ignore[arg-type]
         llm.generate([stem], SamplingParams(temperature=0.0, max_tokens=1))
         outputs = llm.generate(prompts, params)

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from pagedcore.sampling_params import SamplingParams
 from pagedcore.structured_outputs import StructuredOutputsParams
-from pagedcore_kernels import mask_tokens
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("llguidance")
@@ -38,14 +36,3 @@ def test_records_validate_beside_free_texts_which_get_what_they_get_alone(tmp_pa
         assert output.outputs[0].finish_reason == "stop"
         assert list(json.loads(output.outputs[0].text)) == ["id", "tag"]
     assert [output.outputs[0].token_ids for output in together[::2]] == [output.outputs[0].token_ids for output in alone]
-
-
-def test_masks_are_those_of_the_cpu() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(130, 151_937, generator=generator)
-    rows = torch.randperm(130, generator=generator)[:100]
-    words = torch.randint(-(2**31), 2**31, (100, 4749), generator=generator).to(torch.int32)
-    on_device = logits.cuda()
-    mask_tokens(on_device, rows.cuda(), words.cuda())
-    mask_tokens(logits, rows, words)
-    assert torch.equal(on_device.cpu(), logits)

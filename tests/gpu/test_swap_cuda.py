@@ -49,11 +49,11 @@ def test_outputs_with_host_memory_equal_those_without(num_in_flight_steps: int) 
 
 def test_host_memory_is_locked_and_given_back() -> None:
     host = HostBlocks(swap_checks.make_cache(torch.bfloat16, "cuda"), 30)
-    slots = host._slots
-    assert slots.is_pinned()
+    blocks = host._host
+    assert blocks.is_pinned()
     host.copy_out([(0, 0)])
     host.close()
-    assert not slots.is_pinned()
+    assert not blocks.is_pinned()
 
 
 def test_no_copy_makes_the_host_wait() -> None:
@@ -101,7 +101,7 @@ def test_an_engine_serves_prefixes_from_host_memory(kv_cache_dtype: str, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     prompts = [[index + 3] * 200 for index in range(12)]
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    options = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda", "gpu_memory_utilization": 0.1}
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda"}
     with LLM(str(tmp_path), num_kv_blocks=64, swap_space=0.05, kv_cache_dtype=kv_cache_dtype, **options) as llm:
         first = llm.generate(prompts, params)
         second = llm.generate(prompts, params)
@@ -116,7 +116,7 @@ def test_the_measured_choice_is_in_the_plan(tmp_path: Path) -> None:
     from pagedcore import LLM
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    options = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda", "gpu_memory_utilization": 0.1}
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "device": "cuda", "num_kv_blocks": 1000}
     with LLM(str(tmp_path), swap_space=0.5, **options) as llm:
         plan = llm.engine.plan.host_tier
         assert plan is not None

@@ -12,11 +12,27 @@ from pagedcore import LLM, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
+DRAWN = SamplingParams(temperature=0.7, ignore_eos=True)
+KINDS = [
+    DRAWN.replace(temperature=0.0),
+    DRAWN,
+    DRAWN.replace(top_p=0.9, top_k=20),
+    DRAWN.replace(top_p=0.95, logprobs=2),
+    DRAWN.replace(min_p=0.05, repetition_penalty=1.1),
+]
+
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [("qwen3-0.6b", {}), ("qwen3-0.6b", {"enforce_eager": True}), ("qwen3-0.6b", {"kv_cache_dtype": "fp8"}), ("qwen2.5-7b", {})],
-    ids=["graphs", "eager", "fp8", "larger"],
+    [
+        ("qwen3-0.6b", {}),
+        ("qwen3-0.6b", {"enforce_eager": True}),
+        ("qwen3-0.6b", {"kv_cache_dtype": "fp8"}),
+        ("qwen2.5-7b", {}),
+        ("llama2-7b-gptq", {}),
+        ("llama2-7b-awq", {"enforce_eager": True}),
+    ],
+    ids=["graphs", "eager", "fp8", "larger", "packed", "packed, eager"],
 )
 def test_traffic_of_every_kind_compiles_nothing(
     shape: str, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -33,7 +49,7 @@ def test_traffic_of_every_kind_compiles_nothing(
         monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
         for lengths in ([1], [7, 900], [5] * 40, [16, 513, 3000, 1], [9000, 40], [100] * 256):
             prompts = [[draw.randrange(10_000) for _ in range(length)] for length in lengths]
-            for temperature in (0.0, 0.7):
-                params = [SamplingParams(temperature=temperature, max_tokens=draw.randint(1, 12), ignore_eos=True) for _ in lengths]
+            for kind in KINDS:
+                params = [kind.replace(max_tokens=draw.randint(1, 12)) for _ in lengths]
                 llm.generate(prompts, params, use_tqdm=False)
         assert not compiled, f"{len(compiled)} kernels were compiled after the warm-up: {sorted(set(compiled))}"

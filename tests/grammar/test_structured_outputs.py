@@ -48,6 +48,14 @@ def test_each_form_has_a_kind_and_a_text_and_travels(fields: dict[str, Any], kin
         ({"json_object": True, "disable_any_whitespace": "no"}, "disable_any_whitespace must be true or false, got 'no'"),
         ({"json": {}, "regex": False}, "got json and regex"),
         ({"json_object": 0}, "json_object must be true or false, got 0"),
+        ({"regex": "a", "reasoning_end": ""}, "reasoning_end must be a text of 1 to 64 characters, got ''"),
+        ({"regex": "a", "reasoning_end": 7}, "reasoning_end must be a text of 1 to 64 characters, got 7"),
+        ({"regex": "a", "reasoning_end": " \n"}, "reasoning_end must be a text"),
+        ({"regex": "a", "reasoning_end": "\ud800"}, "reasoning_end must be a text"),
+        ({"regex": "a", "reasoning_end": "x" * 65}, "reasoning_end must be a text"),
+        ({"regex": "a", "reasoning_end": "x", "reasoning_start": []}, "reasoning_start must be a text"),
+        ({"regex": "a", "reasoning_start": "<think>"}, "reasoning_start goes with reasoning_end"),
+        ({"reasoning_end": "</think>"}, "got none"),
     ],
 )
 def test_what_is_wrong_is_said(fields: dict[str, Any], words: str) -> None:

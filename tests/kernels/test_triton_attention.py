@@ -168,10 +168,10 @@ def assert_fits(compiled: list[Compiled], capability: int, max_stack_bytes: int 
     ("num_sequences", "num_kv_heads", "max_seq_len", "num_splits"),
     [
         (64, 4, 2048, 1),
-        (1, 4, 32768, 94),
+        (1, 4, 32768, 64),
         (8, 4, 2048, 8),
         (256, 4, 1024, 1),
-        (8, 8, 2048, 6),
+        (8, 8, 2048, 4),
         (1, 4, 16, 1),
         (1, 1, 131072, 128),
         (3, 2, 0, 1),

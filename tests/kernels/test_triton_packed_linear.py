@@ -108,6 +108,13 @@ def test_bits_that_the_layout_cannot_hold_are_refused() -> None:
         pack_weights(*random_codes(2, 64, 1, uniform=True), bits=3)
 
 
+def test_more_scales_than_the_kernels_count_are_refused() -> None:
+    codes = torch.empty(1 << 21, 1 << 15, dtype=torch.uint8, device="meta")
+    groups = torch.empty(1 << 21, 1 << 10, device="meta")
+    with pytest.raises(ValueError, match="1024 groups of 2097152 outputs have 2147483648 scales; a packed matrix has up to 2147483647"):
+        pack_weights(codes, groups, groups.byte())
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_packed_weights_of_group_128_take_their_bits_and_a_quarter(bits: int) -> None:
     packed = random_packed(4096, 1024, 128, uniform=False, bits=bits)
@@ -160,6 +167,18 @@ def test_4_bit_weights_are_rounded_once(zero: int, dtype: torch.dtype) -> None:
             operands = [pair([value, value], dtype) for value in (offset, near, scale - near)]
             weights = unpair(run_ptx(expansion.asm[index], [register, *operands]), dtype)
             assert torch.equal(weights, ((codes - zero) * scale).to(dtype).double())
+
+
+def test_a_zero_point_in_the_low_bits_of_a_float16_scale_is_rounded_away() -> None:
+    """For every scale from 0 to the largest: many rows in float16 take it with the zero point in it."""
+    scales = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)[:, None]
+    codes = torch.zeros(len(scales), 32, dtype=torch.uint8)
+    for zero in range(17):
+        zeros = torch.full(scales.shape, zero, dtype=torch.uint8)
+        zeros[0] = 16 - zero if zero != 8 else 0  # else they were uniform, and stored beside the scales
+        packed = pack_weights(codes, scales.float(), zeros)
+        assert packed.uniform_zero is None
+        assert torch.equal(packed.scales[0, : len(scales), None].half(), scales)
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
@@ -323,3 +342,9 @@ def test_packed_weights_want_16_bit_rows_of_their_length() -> None:
 def test_a_configuration_for_few_rows_is_refused_for_more() -> None:
     with pytest.raises(ValueError, match="up to 16, x has 17"):
         packed_linear(torch.zeros(17, 64).half(), random_packed(8, 64, -1, uniform=True), config=FewRowsConfig(64))
+
+
+def test_more_values_than_the_kernels_count_are_refused() -> None:
+    x = torch.zeros(1, 64).half().expand(1 << 28, 64)
+    with pytest.raises(ValueError, match="268435456 rows of 8 outputs are 2147483648 values; one product makes up to 2147483647"):
+        packed_linear(x, random_packed(8, 64, -1, uniform=True), config=ManyRowsConfig(64, 64, 32))

@@ -49,6 +49,15 @@ def test_greedy_kernels_are_small() -> None:
     assert all(kernel.num_registers <= 64 and kernel.stack_bytes == 0 for kernel in compiled)
 
 
+def test_one_kernel_serves_settings_wherever_they_begin_in_memory() -> None:
+    """A second variant would be compiled when a request first meets it."""
+    logits, settings = torch.empty(1, 2048, dtype=torch.bfloat16), settings_tensors([RowSettings()] * 2)
+    aligned, unaligned = ({name: values[row : row + 1] for name, values in settings.items()} for row in (0, 1))
+    assert all(values.data_ptr() % 16 for values in unaligned.values())
+    made = [compile_op(lambda part=part: sample_tokens(logits, **part, may_draw=False), 90) for part in (aligned, unaligned)]
+    assert [kernel.ptx for kernel in made[0]] == [kernel.ptx for kernel in made[1]]
+
+
 def test_few_rows_are_cut_into_enough_slices_to_use_the_whole_card() -> None:
     launch = choose_sampling_launch(151936, 1)
     assert launch == SamplingLaunch(151936, slice_size=1024, group_size=256)

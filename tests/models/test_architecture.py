@@ -106,10 +106,36 @@ def test_missing_kv_heads_are_as_many_as_query_heads() -> None:
     assert make_architecture(num_key_value_heads=None).num_kv_heads == 9
 
 
-def test_end_tokens_of_both_files_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("generation_config", "expected"),
+    [({"eos_token_id": [3, 7]}, {3, 7}), ({"eos_token_id": 7}, {7}), ({"eos_token_id": None}, {2, 3}), ({"temperature": 1.0}, {2, 3})],
+)
+def test_end_tokens_are_all_of_generation_config_and_else_of_config(
+    tmp_path: Path, generation_config: dict[str, Any], expected: set[int]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMOLLM2, "eos_token_id": [2, 3]}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 7]}))
-    assert read_architecture(tmp_path).eos_token_ids == {2, 3, 7}
+    assert read_architecture(tmp_path).eos_token_ids == {2, 3}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation_config))
+    assert read_architecture(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("named", ["</s>", ["</s>"], {"id": 2}, 2.0])
+def test_end_tokens_that_are_no_ids_are_refused(named: object) -> None:
+    with pytest.raises(CheckpointError, match="must be a token id or a list of token ids"):
+        make_architecture(eos_token_id=named)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        read_architecture(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
+    (tmp_path / "generation_config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        read_architecture(tmp_path)
 
 
 @pytest.mark.parametrize(

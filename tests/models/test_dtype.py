@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagedcore.config import DTYPES
+from pagedcore.config_checks import DTYPES
 from pagedcore.errors import ConfigError
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.models.registry import resolve_dtype

@@ -56,6 +56,38 @@ def test_from_whichever_block_size_it_was_observed(traffic: str, block_size: int
     assert {setting: error for setting, error in errors(traffic, points).items() if abs(error) > ONE_POINT} == {}
 
 
+@pytest.mark.parametrize(
+    ("traffic", "seed", "num_blocks", "setting"), [("bursts", 19, 1024, (0.5, 64)), ("looping scan", 21, 640, (0.5, 32))]
+)
+def test_at_the_edge_of_a_working_set_no_block_is_missed(traffic: str, seed: int, num_blocks: int, setting: tuple[float, int]) -> None:
+    """A few blocks decide there about whole documents: each must be known to have been evicted just when it was."""
+    visits = TRAFFIC[traffic](seed)
+    recorder = Recorder(RecorderInfo(model_name="m", block_size=16, num_blocks=num_blocks), registry=CollectorRegistry())
+    advisor = Advisor(recorder, make_replay_limits(16, num_blocks), clock=lambda: 1e6)
+    replay(visits, block_size=16, num_blocks=num_blocks, record=recorder.record)
+    recorder.close()
+    (point,) = (one for one in advisor.advice().curve if (one.pool_factor, one.block_size) == setting)
+    assert point.hit_rate == pytest.approx(replay(visits, block_size=point.block_size, num_blocks=point.num_blocks), abs=0.001)
+
+
+@pytest.mark.parametrize("traffic", ["chats", "tenants with salts"])
+def test_a_cache_that_was_reset_meanwhile_is_predicted_as_well(traffic: str) -> None:
+    """A larger one would have been reset, too."""
+    visits = TRAFFIC[traffic](7)
+    resets = [visits[-1].turn * part // 4 for part in (1, 2, 3)]
+    recorder = Recorder(RecorderInfo(model_name="m", block_size=16, num_blocks=640), registry=CollectorRegistry())
+    advisor = Advisor(recorder, make_replay_limits(16, 640), clock=lambda: 1e6)
+    replay(visits, block_size=16, num_blocks=640, record=recorder.record, resets=resets)
+    recorder.close()
+    points = [point for point in advisor.advice().curve if point.pool_factor in POOL_FACTORS and point.block_size in (16, 64)]
+    assert len(points) == 10
+    found = {
+        (p.pool_factor, p.block_size): p.hit_rate - replay(visits, block_size=p.block_size, num_blocks=p.num_blocks, resets=resets)
+        for p in points
+    }
+    assert {setting: error for setting, error in found.items() if abs(error) > ONE_POINT} == {}
+
+
 def test_a_pool_that_could_not_hold_what_ran_together_is_not_predicted() -> None:
     smallest = min(advice_after("shared prompt and documents", 16, 160).curve, key=lambda point: point.num_blocks * point.block_size)
     assert smallest.num_blocks * smallest.block_size >= 1024

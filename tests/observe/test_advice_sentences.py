@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagedcore.advice.costly_prefixes import MAX_PREFIXES, CostlyPrefixes
+from pagedcore.advice.costly_prefixes import MAX_PREFIXES, CostlyPrefix, CostlyPrefixes
 from pagedcore.advice.divergence import MAX_DOMAINS, Divergence, DivergenceFinder, longest_shared_run, num_common_tokens
 from pagedcore.advice.reuse_sketch import POOL_FACTORS, CurvePoint
 from pagedcore.advice.sentences import Findings, write_sentences
@@ -35,7 +35,7 @@ def make_findings(rates: dict[int, tuple[float, ...]] | None = None, **changes: 
         ((0.3, 0.5, 0.61, 0.84, 0.85, 0.86), "A pool twice as large (num_kv_blocks=2000) would raise the hit rate from 61 % to 84 %."),
         ((0.3, 0.5, 0.61, 0.62, 0.84, 0.85), "A pool four times as large (num_kv_blocks=4000) would raise the hit rate from 61 % to 84 %."),
         ((0.3, 0.5, 0.6, 0.6, 0.6, 0.9), "A pool eight times as large (num_kv_blocks=8000) would raise the hit rate from 60 % to 90 %."),
-        ((0.3, 0.4, 0.6, 0.61, 0.615, 0.619), "Nothing to change: 60 % of a possible 62 %."),
+        ((0.3, 0.4, 0.6, 0.61, 0.615, 0.619), "The cache needs no change: it serves 60 % of a possible 62 %."),
     ],
 )
 def test_the_pool_that_brings_most_of_the_gain_is_named(rates: tuple[float, ...], sentence: str) -> None:
@@ -90,13 +90,15 @@ def test_where_requests_take_blocks_from_each_other_that_comes_first_and_the_rat
         "max_num_seqs, and until then the predicted rates are rough."
     )
     assert write_sentences(make_findings(num_preemptions=12, num_lookups=1200)) == (sentence,)
-    assert write_sentences(make_findings(num_preemptions=11, num_lookups=1200)) == ("Nothing to change: 60 % of a possible 62 %.",)
+    assert write_sentences(make_findings(num_preemptions=11, num_lookups=1200)) == (
+        "The cache needs no change: it serves 60 % of a possible 62 %.",
+    )
     rates = {16: (0.3, 0.5, 0.61, 0.84, 0.85, 0.86)}
     assert write_sentences(make_findings(rates, num_preemptions=12, num_lookups=1200))[0] == sentence
 
 
 def test_a_curve_without_the_present_pool_advises_no_pool() -> None:
-    assert write_sentences(make_findings({})) == ("Nothing to change: 60 % of a possible 62 %.",)
+    assert write_sentences(make_findings({})) == ("The cache needs no change: it serves 60 % of a possible 62 %.",)
 
 
 def test_prompts_with_a_varying_head_before_a_shared_body_are_found() -> None:
@@ -140,20 +142,26 @@ def test_shared_runs_are_measured_to_the_token() -> None:
     assert (num_common_tokens([1, 2, 3], [1, 2, 4]), num_common_tokens([1, 2], [1, 2, 3]), num_common_tokens([], [1])) == (2, 2, 0)
 
 
-def test_the_ten_prefixes_that_cost_most_come_first() -> None:
+def paid(prefix: str, recomputed_tokens: int, request_id: str = "r") -> CostlyPrefix:
+    return CostlyPrefix(prefix=prefix, tenant="t", num_tokens=64, recomputed_tokens=recomputed_tokens, latest_request_id=request_id)
+
+
+def test_the_ten_prefixes_that_cost_most_come_first_each_with_its_latest_request() -> None:
     prefixes = CostlyPrefixes()
     for number in range(12):
-        for _ in range(2):
-            prefixes.add(f"{number:x}", "t", num_tokens=64, recomputed_tokens=16 * number)
+        for request_id in ("first", "second"):
+            prefixes.add(paid(f"{number:x}", 16 * number, request_id))
     costliest = prefixes.costliest()
     assert [prefix.prefix for prefix in costliest] == list("ba98765432")
-    assert (costliest[0].tenant, costliest[0].num_tokens, costliest[0].recomputed_tokens, costliest[0].num_requests) == ("t", 64, 352, 2)
+    assert costliest[0] == CostlyPrefix(
+        prefix="b", tenant="t", num_tokens=64, recomputed_tokens=352, latest_request_id="second", num_requests=2
+    )
 
 
 def test_cheap_prefixes_are_forgotten_when_there_are_too_many() -> None:
     prefixes = CostlyPrefixes()
     for number in range(5 * MAX_PREFIXES):
-        prefixes.add(f"{number:x}", None, num_tokens=64, recomputed_tokens=1)
-        prefixes.add("dear", None, num_tokens=64, recomputed_tokens=100)
+        prefixes.add(paid(f"{number:x}", 1))
+        prefixes.add(paid("dear", 100))
         assert len(prefixes) <= MAX_PREFIXES
     assert prefixes.costliest()[0].num_requests == 5 * MAX_PREFIXES

@@ -91,6 +91,7 @@ def test_a_loop_over_more_than_the_pool_holds_asks_for_a_pool_twice_as_large() -
     assert advice.sentences[0] == "A pool twice as large (num_kv_blocks=24) would raise the hit rate from 0 % to 89 %."
     assert advice.window_s == 39.0
     assert [(p.num_tokens, p.recomputed_tokens, p.num_requests) for p in advice.costliest_prefixes] == [(64, 9 * 64, 9)] * 4
+    assert {p.latest_request_id for p in advice.costliest_prefixes} == {request.request_id for request in requests[-4:]}
     hashes = hash_blocks(ROOT_HASH, make_domain(None, None), documents[0], 16)
     assert hashes[-1].hex() in {prefix.prefix for prefix in advice.costliest_prefixes}
 

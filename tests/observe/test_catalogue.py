@@ -10,7 +10,8 @@ from pagedcore.observe.catalogue import FAMILIES, MISS_REASONS, Family
 
 LEVELS, WINDOWS = {"page", "prefix", "pool"}, {"1m", "total"}
 MISSES = {"disabled", "hole", "in_flight", "evicted", "isolated", "short", "diverged", "cold"}
-WAITS = {"blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority"}
+WAITS = {"blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "batch_window", "next_step"}
+ADAPTERS = {"library", "litserve", "bentoml", "langchain"}
 REFUSALS = {"too_long", "pool_too_small", "queue_full", "tenant_quota", "deadline", "invalid"}
 OPEN: set[str] = set()
 """Values that callers name, up to a bound."""
@@ -42,12 +43,13 @@ PROMISED: dict[str, tuple[str, dict[str, set[str]]]] = {
     "swapped_blocks_total": ("counter", {"direction": {"out", "in"}}),
     "open_requests": ("gauge", {"state": {"waiting", "running", "swapped"}}),
     "waiting_requests": ("gauge", {"reason": WAITS}),
+    "received_requests_total": ("counter", {"adapter": ADAPTERS, "tenant": OPEN, "class": OPEN}),
     "requests_total": (
         "counter",
         {
             "status": {"completed", "aborted", "rejected", "error"},
             "finish_reason": {"stop", "length", ""},
-            "adapter": {"library", "litserve", "bentoml", "langchain"},
+            "adapter": ADAPTERS,
             "tenant": OPEN,
             "class": OPEN,
         },

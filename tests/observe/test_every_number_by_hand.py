@@ -42,6 +42,8 @@ INFO = {
 def live_through_it() -> Engine:
     engine = Engine(**INFO, device_memory_bytes={"weights": 100, "kv_cache": 50, "graphs": 7})
     engine.recorder.set_device_utilization(0.25)
+    for received in (make_add("a", tenant="acme", request_class="chat", adapter="litserve"), make_add("d"), make_add("not taken yet")):
+        engine.recorder.received(received)
     _first_request(engine)
     engine.clock.now_s = 1002.0
     engine.step(BlockEvicted(block_hash("evicted"), 1002.0, 2, 8.0, 0.5))
@@ -162,6 +164,8 @@ BY_HAND: tuple[tuple[str, dict[str, str], float], ...] = (
     ("open_requests", {"state": "swapped"}, 1),
     ("waiting_requests", {"reason": "blocks"}, 2),
     ("waiting_requests", {"reason": "priority"}, 1),
+    ("received_requests_total", {"adapter": "litserve", "tenant": "acme", "class": "chat"}, 1),
+    ("received_requests_total", {"adapter": "library", "tenant": "", "class": ""}, 2),
     ("requests_total", requests("completed", "stop", "litserve", "acme", "chat"), 1),
     ("requests_total", requests("aborted", "", "library"), 1),
     ("requests_total", requests("rejected", "", "langchain"), 1),

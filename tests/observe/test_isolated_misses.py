@@ -97,8 +97,40 @@ def test_what_the_other_tenant_computed_again_after_its_eviction_is_isolated() -
 def test_a_tenants_own_blocks_that_were_forgotten_at_once_are_cold() -> None:
     served = Served()
     served.reasons(PROMPT, tenant="a")
-    assert served.driver.scheduler.reset_prefix_cache()
+    assert served.driver.scheduler.reset_prefix_cache(served.driver.now_s)
     assert served.reasons(PROMPT, tenant="a") == ("cold",) * 3
+
+
+@pytest.mark.parametrize("first", [{"tenant": "a"}, {"cache_salt": "s"}], ids=str)
+def test_what_others_held_before_the_cache_was_reset_is_cold(first: dict[str, str]) -> None:
+    served = Served()
+    served.reasons(PROMPT, **first)
+    assert served.driver.scheduler.reset_prefix_cache(served.driver.now_s)
+    assert served.reasons(PROMPT, tenant="b") == ("cold",) * 3
+    assert served.recorder.stats().pool_evictions == 0
+    assert served.reasons(PROMPT, **first) == ("isolated",) * 3, "the next one holds it anew"
+
+
+def test_what_a_running_request_of_another_tenant_keeps_over_a_reset_stays_isolated() -> None:
+    served = Served(num_blocks=32)
+    served.reasons([100 + token for token in range(13)], tenant="a")
+    served.driver.add("running", PROMPT, max_tokens=20, tenant="a")
+    served.driver.turn()
+    assert not served.driver.scheduler.reset_prefix_cache(served.driver.now_s)
+    served.driver.add("b0", PROMPT, max_tokens=1, tenant="b")
+    served.driver.add("b1", [100 + token for token in range(13)], max_tokens=1, tenant="b")
+    served.driver.run()
+    served._record()
+    explained = {name: served.recorder.explained(name) for name in ("b0", "b1")}
+    assert [found[1] for found in explained.values() if found] == [("isolated",) * 3, ("cold",) * 3]
+
+
+def test_what_a_failed_step_made_doubtful_is_isolated_no_more() -> None:
+    served = Served()
+    served.reasons(PROMPT, tenant="a")
+    served.driver.runner.failing_steps.add(served.driver.scheduler._next_step_id)
+    assert served.reasons([7, 7, 7], tenant="c") == ()
+    assert served.reasons(PROMPT, tenant="b") == ("cold",) * 3
 
 
 @pytest.mark.parametrize(("own", "others", "diverged_at"), [([0, 1, 9, 9, 9], "isolated", 2), ([*range(6), 9, 9, 9], "isolated", 6)])

@@ -133,3 +133,35 @@ def test_a_request_whose_id_is_in_use_is_rejected_and_the_open_one_goes_on() -> 
     assert ended(engine, "completed") == 1
     stats = engine.recorder.stats()
     assert (stats.generation_tokens, stats.computed_prompt_tokens, stats.abandoned_prompt_tokens) == (3, 5, 0)
+
+
+def test_a_request_of_which_one_choice_has_an_id_in_use_is_rejected_once() -> None:
+    engine = Engine()
+    other, (first, second) = make_add("g#1", arrival_s=999.0, adapter="litserve"), choices(2)
+    engine.step(Arrived(other, 999.0))
+    engine.step(Arrived(first, 1000.0), Arrived(second, 1000.0), make_finished(second, 1000.0, "rejected", reject_reason="invalid"))
+    assert ended(engine, "rejected") == 1
+    engine.step(make_finished(first, 1001.0, "aborted"), make_finished(other, 1001.0))
+    assert (ended(engine, "rejected"), ended(engine, "aborted"), ended(engine, "completed")) == (1, 0, 1)
+    assert engine.recorder._requests._groups == {}
+
+
+def test_two_requests_of_the_same_ids_are_two_of_which_one_is_rejected() -> None:
+    engine = Engine()
+    mine = choices(2)
+    theirs = [replace(request, arrival_s=1000.5) for request in choices(2)]
+    engine.step(*(Arrived(request, 1000.0) for request in mine))
+    for request in theirs:
+        engine.step(Arrived(request, 1000.5), make_finished(request, 1000.5, "rejected", reject_reason="invalid"))
+    engine.step(*(make_finished(request, 1001.0) for request in mine))
+    assert (ended(engine, "rejected"), ended(engine, "completed")) == (1, 1)
+
+
+def test_a_request_whose_last_choice_never_came_is_counted_when_the_engine_is_closed() -> None:
+    engine = Engine()
+    first = choices(2)[0]
+    engine.step(Arrived(first, 1000.0), make_finished(first, 1001.0, "aborted"))
+    assert ended(engine, "aborted") == 0
+    for _ in range(2):
+        engine.recorder.close()
+        assert ended(engine, "aborted") == 1

@@ -8,8 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagedcore.http.metrics_server import start_metrics_server
 from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES
-from pagedcore.observe.exposition import metrics_text, start_metrics_server
+from pagedcore.observe.exposition import metrics_text
 from pagedcore.observe.recorder import FLUSH_INTERVAL_S
 from support.observed import Engine, FakeClock, make_lookup, sample_key, samples_of
 

@@ -99,6 +99,7 @@ def _limits(draw: st.DrawFn) -> dict[str, object]:
         "num_in_flight_steps": draw(st.sampled_from([1, 2])),
         "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
         "max_model_len": 24,
+        "max_batch_wait_s": draw(st.sampled_from([0.0, 0.0, 1.5, 4.0])),
     }
 
 
@@ -113,6 +114,7 @@ def test_the_traffic_takes_the_rare_paths() -> None:
     for seed in range(16):
         quotas = TenantLimits(max_running=1) if seed >= 12 else NO_TENANT_LIMITS
         limits = {"num_blocks": 7, "max_num_seqs": 3, "max_num_batched_tokens": 12, "max_model_len": 24, "tenants": quotas}
+        limits["max_batch_wait_s"] = 1.5 if seed % 4 == 2 else 0.0
         policy = "priority" if seed % 2 else "fcfs"
         traffic = _run(
             {**limits, "scheduling_policy": policy, "num_in_flight_steps": 1 + seed % 2}, random.Random(seed), takes_late=seed % 3 == 0
@@ -121,7 +123,7 @@ def test_the_traffic_takes_the_rare_paths() -> None:
             seen.update(event.name for event in life.events)
             seen.update(life.waited_s)
             seen[life.status] += 1
-    reasons = ("blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "next_step")
+    reasons = ("blocks", "max_num_seqs", "token_budget", "tenant_quota", "priority", "batch_window", "next_step")
     for name in ("preempted", "resumed", "passed_over", *reasons, "aborted"):
         assert seen[name] > 0, f"never saw {name}"
 

@@ -28,6 +28,7 @@ def test_a_request_that_was_preempted_is_told_to_the_millisecond() -> None:
         "group_id": "r",
         "tenant": "acme",
         "class": "chat",
+        "user": None,
         "adapter": "library",
         "routing": None,
         "status": "completed",

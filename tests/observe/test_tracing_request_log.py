@@ -33,6 +33,7 @@ LINE = {
     "group_id": "r",
     "tenant": "acme",
     "class": "chat",
+    "user": "ada",
     "adapter": "library",
     "routing": None,
     "status": "completed",
@@ -75,7 +76,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def test_a_line_has_every_documented_field_with_its_value(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log")
-    log.take([preempted_life(traceparent=TRACEPARENT)])
+    log.take([preempted_life(traceparent=TRACEPARENT, user="ada")])
     log.close()
     assert lines_of(tmp_path / "log") == [LINE]
 

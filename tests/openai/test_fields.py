@@ -152,8 +152,14 @@ def test_continuous_usage_counts_up_in_every_chunk_of_a_chat() -> None:
 def test_user_is_logged_and_is_no_tenant(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as (client, fake), caplog.at_level("INFO", logger="pagedcore.openai"):
         ask(client, user="mallory")
+        ask(client, safety_identifier="trudy")
+        ask(client, user="mallory", safety_identifier="trudy")
+        ask(client, user="m" * 1_000_000)
+        ask(client)
     assert "user 'mallory'" in caplog.text
-    assert fake.seen[0].context.tenant is None
+    contexts = [seen.context for seen in fake.seen]
+    assert [context.user for context in contexts] == ["mallory", "trudy", "mallory", "m" * 256, None]
+    assert {context.tenant for context in contexts} == {None}
 
 
 def test_a_header_names_the_class_of_a_request(caplog: pytest.LogCaptureFixture) -> None:

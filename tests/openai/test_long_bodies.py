@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pagedcore import long_lists
 from pagedcore.errors import InvalidRequestError
-from pagedcore.http import json_text
-from pagedcore.openai import build_app, parsing
+from pagedcore.http import json_bodies, json_text
+from pagedcore.openai import build_app
 from pagedcore.openai.bodies import ChatBody, CompletionBody
 from pagedcore.openai.parsing import parse_body
 from support.fake_client import FakeClient
@@ -86,7 +86,7 @@ def test_a_wrong_token_id_at_the_end_of_a_long_prompt_is_refused_as_in_a_short_o
 
 def test_a_wrong_message_at_the_end_of_many_is_refused() -> None:
     many: list[object] = [{"role": "user", "content": "hi"}] * NUM_LONG
-    with pytest.raises(InvalidRequestError, match="messages is wrong: it should be a valid dictionary, got 'hi'"):
+    with pytest.raises(InvalidRequestError, match=rf"messages\[{NUM_LONG}\] is wrong: it should be a valid dictionary, got 'hi'"):
         parse_body(ChatBody, json.dumps({"messages": [*many, "hi"]}).encode())
 
 
@@ -120,13 +120,13 @@ LONG_BODIES = {
 @pytest.mark.parametrize("kind", LONG_BODIES)
 async def test_a_large_body_is_parsed_and_checked_in_another_thread(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    loads = parsing.loads
+    loads = json_bodies.loads
 
     def noted(raw: bytes) -> Any:
         threads.append(threading.get_ident())
         return loads(raw)
 
-    monkeypatch.setattr(parsing, "loads", noted)
+    monkeypatch.setattr(json_bodies, "loads", noted)
     path, body = LONG_BODIES[kind]
     transport = httpx.ASGITransport(app=build_app(FakeClient()))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

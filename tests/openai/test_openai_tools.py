@@ -263,6 +263,76 @@ def test_calls_after_reasoning_are_read_and_calls_inside_it_are_not() -> None:
     assert len(choice.message.tool_calls) == 1
 
 
+THINKING = HERMES + "<think></think>"
+JSON: Any = {"type": "json_object"}
+NAMED: Any = {"type": "function", "function": {"name": "get_time"}}
+STRICT: Any = [{"type": "function", "function": {"name": "get_time", "strict": True}}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": JSON},
+        {"extra_body": {"guided_choice": ["a", "b"]}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": NAMED},
+        {"tools": TOOLS, "response_format": JSON},
+        {"tools": STRICT},
+    ],
+    ids=["json", "choice", "required", "named", "calls or json", "strict"],
+)
+@pytest.mark.parametrize(
+    ("said", "markers"),
+    [("Hi", ("<think>", "</think>")), ("Hi<think>\n", (None, "</think>")), ("Hi<think>\n\n</think>\n\n", (None, None))],
+    ids=["neither", "opened", "closed"],
+)
+def test_a_form_begins_after_reasoning_that_the_prompt_leaves_to_the_model(fields: Any, said: str, markers: Any) -> None:
+    """Not where the template has closed it, as it does without thinking, nor for a model that does not think."""
+    messages: Any = [{"role": "user", "content": said}]
+    extra = {**fields.get("extra_body", {}), "add_generation_prompt": False}
+    with serving("{}", template=THINKING) as (client, fake):
+        ask(client, messages=messages, **{**fields, "extra_body": extra})
+    form = grammar_of(fake)
+    assert (form.reasoning_start, form.reasoning_end) == markers
+    with serving("{}") as (client, fake):
+        ask(client, messages=messages, **{**fields, "extra_body": extra})
+    plain = grammar_of(fake)
+    assert (plain.reasoning_start, plain.reasoning_end) == (None, None)
+    assert (plain.kind, plain.text, plain.field) == (form.kind, form.text, form.field)
+
+
+def test_reasoning_before_a_form_comes_apart_from_it_whole_and_streamed() -> None:
+    pieces = ("<think>\nA city", ", then.\n</th", "ink>", '\n{"a":', " 1}")
+    with serving(*pieces, template=THINKING) as (client, fake):
+        choice = ask(client, response_format=JSON).choices[0]
+        deltas = [chunk.choices[0].delta for chunk in ask(client, response_format=JSON, stream=True)]
+        cut = ask(client, response_format=JSON, max_tokens=len(pieces[0])).choices[0]
+    assert (choice.message.reasoning_content, choice.message.content, choice.finish_reason) == ("A city, then.", '{"a": 1}', "stop")
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "A city, then."
+    assert "".join(delta.content or "" for delta in deltas) == '{"a": 1}'
+    assert (cut.message.reasoning_content, cut.message.content or "", cut.finish_reason) == ("A city", "", "length")
+    assert not fake.seen[0].params.skip_special_tokens, "the end of reasoning may be a special token"
+
+
+def test_a_forced_call_comes_after_reasoning_too() -> None:
+    with serving("<think>Paris?</think>", "<tool", *ONE_CALL[1:], template=THINKING) as (client, _):
+        choice = ask(client, tools=TOOLS, tool_choice="required").choices[0]
+    assert (choice.message.reasoning_content, choice.finish_reason) == ("Paris?", "tool_calls")
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
+def test_a_caller_who_says_where_the_form_begins_is_left_alone() -> None:
+    own = {"regex": "a+", "reasoning_end": "[/R]"}
+    asked = {"json_object": True, "reasoning_end": "[/R]", "reasoning_start": "[R]"}
+    with serving("a", template=THINKING) as (client, fake):
+        ask(client, extra_body={"structured_outputs": own})
+        assert (grammar_of(fake).reasoning_start, grammar_of(fake).reasoning_end) == (None, "[/R]")
+        ask(client, tools=TOOLS, extra_body={"structured_outputs": asked})
+        assert (grammar_of(fake).reasoning_start, grammar_of(fake).reasoning_end) == ("[R]", "[/R]")
+        client.completions.create(model="fake-model", prompt="a", extra_body={"structured_outputs": own})
+        assert grammar_of(fake).reasoning_end == "[/R]"
+
+
 # ---- structured output
 
 

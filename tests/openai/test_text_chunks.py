@@ -30,7 +30,8 @@ def sent(reply: Reply, texts: list[str]) -> list[bytes]:
     events, whole = [], ""
     for number, text in enumerate(texts):
         whole += text
-        choice = CompletionOutput(0, whole, list(range(number + 1)), finish_reason="stop" if number == len(texts) - 1 else None)
+        reason = "stop" if number == len(texts) - 1 else None
+        choice = CompletionOutput(0, whole, list(range(number + 1)), finish_reason=reason, new_text=text)
         events.append(reply.events(0, RequestOutput("r", "hi", [1], [choice], finished=choice.finished)))
     return events
 

@@ -75,6 +75,19 @@ def test_json_validates_at_every_temperature_and_free_neighbours_get_their_own_t
     assert [output.outputs[0].token_ids for output in together[len(held) :]] == [output.outputs[0].token_ids for output in alone]
 
 
+def test_a_form_begins_after_the_text_that_ends_the_reasoning_and_what_comes_before_it_is_the_models_own(llm: LLM) -> None:
+    """Here it ends with a sentence, whose stop this vocabulary also has at the beginning of longer tokens."""
+    form: Any = {"json": PERSON, "disable_any_whitespace": True, "reasoning_end": "."}
+    free = SamplingParams(temperature=0.0, max_tokens=120, stop=".", include_stop_str_in_output=True)
+    held = [SamplingParams(temperature=t, seed=2, max_tokens=160, structured_outputs=form) for t in (0.0, 0.8)]
+    own = [output.outputs[0].text for output in llm.generate(PROMPTS[1:], free)]
+    greedy, drawn = (llm.generate(PROMPTS[1:], params) for params in held)
+    for output in greedy + drawn:
+        assert output.outputs[0].finish_reason == "stop"
+        check_person(json.loads(output.outputs[0].text.partition(".")[2]))
+    assert [output.outputs[0].text.partition(".")[0] + "." for output in greedy] == own
+
+
 def test_choices_and_expressions_are_met(llm: LLM) -> None:
     forms: list[dict[str, Any]] = [
         {"choice": ["positive", "negative"]},

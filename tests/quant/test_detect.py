@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pagedcore.config import QUANTIZATION_NAMES
+from pagedcore.config_checks import QUANTIZATION_NAMES
 from pagedcore.errors import CheckpointError, ConfigError
 from pagedcore.quant import read_checkpoint_format
 from pagedcore.quant.detect import FORMAT_OF_NAME, FORMATS

@@ -25,7 +25,8 @@ from pagedcore.remote import restarts
 from pagedcore.remote.frames import Numbers, to_wire
 from pagedcore.remote.lost_requests import LostBook, Uncounted, lost_ends
 from pagedcore.remote.numbers import ForwardedNumbers, ForwardingRecorder
-from pagedcore.remote.open_requests import OpenRequests
+from pagedcore.remote.open_requests import OpenRequest, OpenRequests
+from pagedcore.structured_outputs import StructuredOutputsParams
 from support.core_builders import make_request
 from support.engine_builder import make_plan
 from support.fake_runner import VOCAB_SIZE, FakeRunner
@@ -91,6 +92,8 @@ def test_arrived_is_finished_and_rejected_and_open_across_a_kill() -> None:
         assert by_label(after, "pagedcore_requests_total", "status") == {"completed": 2, "rejected": 1, "aborted": 1, "error": 2}
         assert by_label(after, "pagedcore_requests_total", "tenant") == {"": 5, "t": 1}
         assert by_label(after, "pagedcore_requests_total", "adapter") == {"library": 5, "litserve": 1}
+        assert by_label(before, "pagedcore_received_requests_total", "adapter") == {"library": 5, "litserve": 1}, "each at once"
+        assert by_label(after, "pagedcore_received_requests_total", "tenant") == {"": 5, "t": 1}
         assert by_label(after, "pagedcore_rejected_requests_total", "reason") == {"too_long": 1}
         assert after["pagedcore_request_latency_seconds_count", ()] == 5, "each but the rejected one"
         for gauge, label in (("pagedcore_open_requests", "state"), ("pagedcore_waiting_requests", "reason"), ("pagedcore_blocks", "state")):
@@ -102,6 +105,7 @@ def test_arrived_is_finished_and_rejected_and_open_across_a_kill() -> None:
         assert run(engine, [1]).status == "completed"
         asyncio.run(engine.metrics_text())
         again = samples(name)
+        assert by_label(again, "pagedcore_received_requests_total", "tenant") == {"": 6, "t": 1}
         assert by_label(again, "pagedcore_requests_total", "status") == {"completed": 3, "rejected": 1, "aborted": 1, "error": 2}
         assert not fallen(after, again)
     closed = samples(name)
@@ -141,6 +145,26 @@ def test_what_only_warmed_the_cache_up_is_no_traffic_when_it_is_lost_either() ->
         os.kill(child_pid(engine), signal.SIGKILL)
         assert [*stream][-1].status == "error"
         assert by_label(samples("lost-3"), "pagedcore_requests_total", "status") == {"error": 1}, "the new one counts from its start"
+
+
+def test_what_is_refused_there_or_never_came_there_is_counted_without_waiting_for_an_end() -> None:
+    with child_engine(metrics_instance="lost-4") as engine:
+        told: list[RequestUpdate] = []
+        bad = make_request("bad", [1], structured_outputs=StructuredOutputsParams(regex="[ab"))
+        engine.loop.submit(bad, told.extend)
+        wait_for(lambda: told, "it is refused")
+        assert [update.status for update in told] == ["rejected"]
+        never_came = OpenRequest(make_request("never came", [1], tenant="t"), told.extend)
+        engine.loop.count_lost(lost_ends([never_came], 1.0))
+
+        def counts() -> dict[str, float]:
+            engine.loop.flush_metrics()
+            return by_label(samples("lost-4"), "pagedcore_requests_total", "status")
+
+        wait_for(lambda: counts() == {"rejected": 1, "error": 1}, "both are in the numbers")
+        assert by_label(samples("lost-4"), "pagedcore_received_requests_total", "tenant") == {"": 1, "t": 1}
+        assert engine.loop._mirror is not None
+        assert engine.loop._mirror.uncounted._choices == {}, "and nothing is kept for the end"
 
 
 def test_an_engine_writes_down_what_the_one_before_it_took_along_and_nothing_else_changes(one: Hosted) -> None:

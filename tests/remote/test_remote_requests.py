@@ -221,7 +221,7 @@ def test_a_grammar_that_cannot_be_compiled_for_a_reason_of_its_own_ends_its_requ
     channel.put(Add(make_request("mine", [1], structured_outputs={"regex": "a"})))
     (item,) = frames.decode_from_engine(channel.read() or b"").items
     assert (item.facts.status, item.facts.error.message) == ("error", "ValueError: the library fell over")
-    assert one.server.num_open == 0
+    wait_for(lambda: one.server.num_open == 0, "its end")
     channel.close()
 
 

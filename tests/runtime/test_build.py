@@ -12,8 +12,7 @@ import torch
 from pagedcore.config import EngineConfig
 from pagedcore.core.step import AdmittedRow, StepPlan
 from pagedcore.errors import ConfigError
-from pagedcore.models.registry import read_architecture
-from pagedcore.runtime.build import build_runner, read_eos_token_ids, resolve_device, resolve_max_num_batched_tokens
+from pagedcore.runtime.build import build_runner, resolve_device, resolve_max_num_batched_tokens
 from pagedcore.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -77,13 +76,10 @@ def test_served_names_come_from_the_config_or_the_caller(model_dir: Path) -> Non
     assert build_runner(config(), model_dir, model_name="given")[1].model_name == "given"
 
 
-def test_eos_ids_are_all_of_generation_config_and_else_of_config(model_dir: Path) -> None:
-    architecture = read_architecture(model_dir)
-    assert read_eos_token_ids(model_dir, architecture) == {2}
+def test_the_end_tokens_of_the_plan_are_those_of_generation_config(model_dir: Path) -> None:
+    assert build_runner(config(), model_dir)[1].eos_token_ids == {2}
     (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
-    assert read_eos_token_ids(model_dir, architecture) == {5, 6}
-    (model_dir / "generation_config.json").write_text(json.dumps({"temperature": 1.0}))
-    assert read_eos_token_ids(model_dir, architecture) == {2}
+    assert build_runner(config(), model_dir)[1].eos_token_ids == {5, 6}
 
 
 @pytest.mark.parametrize(("kind", "max_num_seqs", "expected"), [("cpu", 256, 2048), ("cpu", 3000, 3000), ("cuda", 256, 8192)])

@@ -129,5 +129,10 @@ def test_warming_steps_keep_to_the_limits_of_the_engine_and_leave_no_row(limits:
         assert min(step.start_positions) >= 0
         assert max(ends) <= max_model_len
     assert [1] in [step.num_tokens for step in steps], "a single token alone"
+    drawing = {
+        (admitted.params.is_greedy, admitted.params.has_penalties, len(step.rows) >= 16) for step in steps for admitted in step.admitted
+    }
+    kinds = {(True, False), (False, False), (False, True)}
+    assert drawing >= {(*kind, is_many) for kind in kinds for is_many in (False, *[True] * (max_num_seqs > 64))}
     if max_num_seqs > 64:
         assert {max(map(sum, zip(step.start_positions, step.num_tokens, strict=True))) for step in steps} >= {256, 1024}

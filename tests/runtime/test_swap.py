@@ -38,18 +38,18 @@ def test_they_do_in_as_many_parts_as_the_staging_buffer_makes_of_them(monkeypatc
         swap_checks.check_blocks_come_back_bit_for_bit("cpu", torch.float16)
 
 
-def test_the_staging_buffer_holds_one_block_at_least_and_no_more_than_there_are_slots() -> None:
+def test_the_staging_buffer_holds_one_block_at_least_and_no_more_than_there_are_host_blocks() -> None:
     assert num_staged_blocks(host_blocks.STAGING_BYTES + 1, 100) == 1
     assert num_staged_blocks(host_blocks.STAGING_BYTES // 8, 100) == 8
     assert num_staged_blocks(1, 3) == 3
 
 
 @pytest.mark.parametrize(
-    ("slots", "runs"),
+    ("ids", "runs"),
     [([4], [(0, range(4, 5))]), ([1, 2, 3], [(0, range(1, 4))]), ([0, 2, 3, 7], [(0, range(1)), (1, range(2, 4)), (3, range(7, 8))])],
 )
-def test_neighbouring_slots_travel_together(slots: list[int], runs: list[tuple[int, range]]) -> None:
-    assert list(host_blocks._runs([(9, slot) for slot in slots])) == runs
+def test_neighbouring_host_blocks_travel_together(ids: list[int], runs: list[tuple[int, range]]) -> None:
+    assert list(host_blocks._runs([(9, host_block) for host_block in ids])) == runs
 
 
 def test_a_plan_copies_out_then_in_then_writes() -> None:
@@ -61,7 +61,7 @@ def test_outputs_with_host_memory_equal_those_without(num_in_flight_steps: int) 
     swap_checks.check_outputs_with_host_memory_equal_those_without("cpu", num_in_flight_steps)
 
 
-def test_a_runner_without_slots_refuses_copies() -> None:
+def test_a_runner_without_host_blocks_refuses_copies() -> None:
     runner = make_runner(TinyModel())
     plan = costs.replace(costs._NOTHING, copies_out=[(0, 0)])
     with pytest.raises(AssertionError, match="no host memory"):
@@ -124,7 +124,7 @@ def test_where_copying_is_quicker_the_plan_has_its_blocks_and_says_why(
     assert plan.host_tier == HostTierPlan(num_blocks=20, block_bytes=BLOCK_BYTES, copy_block_s=0.001, compute_block_s=0.002)
     assert (plan.num_host_blocks, plan.host_tier.num_bytes) == (20, 20 * BLOCK_BYTES)
     assert runner._host is not None
-    assert runner._host._slots.nbytes == 20 * BLOCK_BYTES
+    assert runner._host._host.nbytes == 20 * BLOCK_BYTES
     assert "20 blocks in host memory (0.000 GiB); copying a block there and back takes 1.000 ms, computing it 2.000 ms." in caplog.text
     runner.close()
 
@@ -174,7 +174,7 @@ def test_less_than_a_block_is_refused_by_the_size_of_a_block(model_dir: Path) ->
 
 
 def test_memory_that_cannot_be_had_is_a_config_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: ModelRunner, num_slots: int) -> None:
+    def refuse(self: ModelRunner, num_blocks: int) -> None:
         raise RuntimeError("out of lockable memory.")
 
     monkeypatch.setattr(ModelRunner, "keep_host_blocks", refuse)

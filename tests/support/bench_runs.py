@@ -56,8 +56,15 @@ def kernel_point(kernel: str, us: float, share: float) -> Point:
     return {"kernel": kernel, "work": "64 x 3584 x 152064", "us": spread(us), "roof": "read", "rate": 4.1, "unit": "TB/s", "share": share}
 
 
+def product_point(matrix: str, rows: int, us: float, plain_us: float) -> Point:
+    sizes = {"matrix": matrix, "in_features": 4096, "out_features": 12288}
+    return {**sizes, "rows": rows, "us": spread(us), "plain_us": spread(plain_us), "speed_up": plain_us / us, "share": 0.6}
+
+
 def results(command: Command, points: Sequence[Point], label: str = "pagedcore 0.1.0") -> Results:
-    return Results(command=command, label=label, facts=FACTS, work={"rounds": 2, "output_tokens": "100 to 1,024", **ROOFS}, points=points)
+    return Results(
+        command=command, label=label, facts=FACTS, work={"rounds": 2, "output_tokens": "100 to 1,024", "bits": 4, **ROOFS}, points=points
+    )
 
 
 ALL = [
@@ -66,4 +73,5 @@ ALL = [
     results("prefix", [prefix_point(True, 1.3, 1.4), prefix_point(False, 12.0, 12.7)]),
     results("serve", [serve_point("1 in flight", 1, None, 472.0), serve_point("256 in flight", 256, None, 16_836.0, 21_677.0)]),
     results("kernels", [kernel_point("decode attention", 130.1, 0.94), kernel_point("linear logits", 1127.6, 0.84)]),
+    results("products", [product_point("qkv", 1, 10.0, 25.0), product_point("qkv", 64, 20.0, 30.0)]),
 ]

@@ -1,8 +1,8 @@
 """Services for `bentoml serve support.bentoml_app:NAME`, without a model.
 
 `talking` answers with the fixed text of a fake loop, byte by byte; `counting` has the real scheduler and recorder over a fake runner,
-thus metrics; `outer` depends on `talking`. FIRST_IMPORT names a module that is imported before all others, WORKERS the number of workers
-of `counting`, DRAIN_TIMEOUT_S what running requests of `talking` get at SIGTERM.
+thus metrics; `attached` is two workers of the engine at ENGINE_SOCKET; `outer` depends on `talking`. FIRST_IMPORT names a module that is
+imported before all others, WORKERS the number of workers of `counting`, DRAIN_TIMEOUT_S what running requests of `talking` get at SIGTERM.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ talking = bentoml_service.build_service(
     {"model": "talking"}, name="talking", drain_timeout_s=float(os.environ.get("DRAIN_TIMEOUT_S", "30"))
 )
 counting = bentoml_service.build_service({"model": "counting"}, name="counting", workers=int(os.environ.get("WORKERS", "1")))
+attached = bentoml_service.build_service(name="attached", workers=2, socket=os.environ.get("ENGINE_SOCKET", "engine.sock"))
 
 
 @bentoml.service(name="outer")

@@ -23,13 +23,18 @@ warning_of_bentoml = pytest.mark.filterwarnings("ignore:Accessing the 'model_fie
 
 
 def service_on_fake_engine(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, api_keys: tuple[str, ...] = (), **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *,
+    api_keys: tuple[str, ...] = (),
+    settings: dict[str, Any] | None = None,
+    **options: Any,
 ) -> tuple[bentoml.Service[Any], FakeLoop]:
     """A service whose worker gets the engine of the loop that comes with it."""
     folder.mkdir(exist_ok=True)
     engine, loop = make_fake_engine(folder)
     monkeypatch.setattr(bentoml_service, "shared_engine", lambda config: engine)
-    return bentoml_service.build_service({}, ServerSettings(api_keys=api_keys), **{**WITHOUT_METRICS, **options}), loop
+    return bentoml_service.build_service({}, ServerSettings(api_keys=api_keys, **(settings or {})), **{**WITHOUT_METRICS, **options}), loop
 
 
 @contextmanager

@@ -39,6 +39,41 @@ def make_request(request_id: str, prompt: Sequence[int], *, max_tokens: int | No
     return AddRequest(request_id=request_id, prompt_token_ids=list(prompt), **{**defaults, **changes})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerCounts:
+    """How much there is of everything now, and how often rare things happened since the start."""
+
+    num_waiting: int
+    num_running: int
+    num_active_blocks: int
+    num_cached_blocks: int
+    num_free_blocks: int
+    num_prefix_waits: int
+    """Times that a request stood back while another computed its prefix."""
+    num_bypasses: int
+    """Times that a request was admitted past one that waits for blocks."""
+    num_stalls: int
+    """Times that a running request waited for blocks of a step in flight."""
+    num_deferred_frees: int
+    """Tables whose release waited for a step in flight."""
+
+
+def counts_of(scheduler: Scheduler) -> SchedulerCounts:
+    """A snapshot of sizes and rare-path counters."""
+    state, pool, record = scheduler._state, scheduler.pool, scheduler._state.record
+    return SchedulerCounts(
+        num_waiting=len(state.waiting),
+        num_running=len(state.running),
+        num_active_blocks=pool.num_active_blocks,
+        num_cached_blocks=pool.num_cached_blocks,
+        num_free_blocks=pool.num_free_blocks,
+        num_prefix_waits=record.num_prefix_waits,
+        num_bypasses=record.num_bypasses,
+        num_stalls=record.num_stalls,
+        num_deferred_frees=record.num_deferred_frees,
+    )
+
+
 @dataclass(slots=True)
 class Driver:
     """Plays the engine: schedule, submit, commit the oldest. The clock ticks one second a turn."""
@@ -59,8 +94,8 @@ class Driver:
     """Device row -> its block table after the plans made so far."""
     blocks_in_flight: dict[int, set[int]] = field(default_factory=dict)
     """Step id -> the blocks that its rows use."""
-    slots_in_flight: dict[int, set[int]] = field(default_factory=dict)
-    """Step id -> the host slots that it reads."""
+    host_blocks_in_flight: dict[int, set[int]] = field(default_factory=dict)
+    """Step id -> the host blocks that it reads."""
     steps_with_copies: set[int] = field(default_factory=set)
 
     @classmethod
@@ -109,21 +144,21 @@ class Driver:
         self.blocks_in_flight[plan.step_id] = {block_id for row in plan.rows for block_id in self.tables[row]}
 
     def _track_copies(self, plan: StepPlan) -> None:
-        """What is copied out is in use by no step in flight, no slot is filled twice or while it is read, and no block is filled twice."""
-        out, slots = {block_id for block_id, _ in plan.copies_out}, [slot for _, slot in plan.copies_out]
-        assert len(set(slots)) == len(slots), f"slots {slots} are filled twice in step {plan.step_id}"
-        earlier = set().union(*self.slots_in_flight.values())
-        assert earlier.isdisjoint(slots), f"slots {earlier & set(slots)} are filled while a step in flight reads them"
+        """What is copied out is in use by no step in flight; no host block is filled twice or while it is read, and no block twice."""
+        out, host_blocks = {block_id for block_id, _ in plan.copies_out}, [host_block for _, host_block in plan.copies_out]
+        assert len(set(host_blocks)) == len(host_blocks), f"host blocks {host_blocks} are filled twice in step {plan.step_id}"
+        earlier = set().union(*self.host_blocks_in_flight.values())
+        assert earlier.isdisjoint(host_blocks), f"host blocks {earlier & set(host_blocks)} are filled while a step in flight reads them"
         assert set().union(*self.blocks_in_flight.values()).isdisjoint(out), f"step {plan.step_id} copies out blocks that are in use"
         assert len({block_id for block_id, _ in plan.copies_in}) == len(plan.copies_in), "a block is filled twice"
-        self.slots_in_flight[plan.step_id] = {slot for _, slot in plan.copies_in}
+        self.host_blocks_in_flight[plan.step_id] = {host_block for _, host_block in plan.copies_in}
         if plan.copies_out or plan.copies_in:
             self.steps_with_copies.add(plan.step_id)
 
     def commit(self) -> None:
         """Wait for the oldest step and commit it, or fail it."""
         plan, pending = self.in_flight.popleft()
-        del self.blocks_in_flight[plan.step_id], self.slots_in_flight[plan.step_id]
+        del self.blocks_in_flight[plan.step_id], self.host_blocks_in_flight[plan.step_id]
         try:
             result = pending.result()
         except RuntimeError as error:
@@ -155,6 +190,9 @@ class Driver:
                 return
             self.turn()
         raise AssertionError(f"still not done after {max_turns} turns")
+
+    def counts(self) -> SchedulerCounts:
+        return counts_of(self.scheduler)
 
     def events_of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

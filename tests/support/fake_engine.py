@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from pagedcore.async_engine import AsyncEngine
 from pagedcore.client import ModelInfo
 from pagedcore.config import EngineConfig
 from pagedcore.core.block_pool import BlockPool
+from pagedcore.core.events import Finished
 from pagedcore.errors import EngineClosedError
 from pagedcore.messages import AbortRequest, AddRequest, FinishRequest, InboxMessage, RequestUpdate
 from pagedcore.observe.recorder import Recorder, RecorderInfo
@@ -68,6 +69,7 @@ class FakeLoop:
     requests: list[AddRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
+    lost: list[Finished] = field(default_factory=list)
     is_closed: bool = False
     grammars: None = None
 
@@ -123,6 +125,10 @@ class FakeLoop:
 
     def stats(self) -> Any:
         return SimpleNamespace(num_running=len(self._running), num_aborted=len(self.aborted))
+
+    def count_lost(self, ends: Sequence[Finished]) -> None:
+        """Requests that nobody else counts."""
+        self.lost += ends
 
     def flush_metrics(self) -> None:
         """There are none."""

@@ -1,7 +1,8 @@
 """A LitServe server as `build_server` makes it, with fake engines in the workers; each prints what it gets.
 
 Run as: python fake_litserve_app.py PORT WORKERS API_SERVERS KIND [DRAIN_TIMEOUT_S].
-KIND is good, scheduled (a real scheduler and real metrics over a fake model), broken (the engine cannot be made), slow (it is never
+KIND is good, scheduled (a real scheduler and real metrics over a fake model), hanging (the same with a device that never answers in the
+first life of a worker), broken (the engine cannot be made), slow (it is never
 made), once (a worker that has ended cannot be made again) or apart (the engine is in a process of its own; see `support.fake_child`).
 """
 
@@ -45,9 +46,12 @@ class FakeAPI(WorkerAPI):
         if config.model == "slow":
             print("loading", flush=True)
             threading.Event().wait()
-        if config.model == "scheduled":
-            loop, _ = make_loop(metrics_instance=config.metrics_instance, num_blocks=2048)
-            return AsyncEngine(loop=loop)
+        if config.model in ("scheduled", "hanging"):
+            loop, runner = make_loop(metrics_instance=config.metrics_instance, num_blocks=2048)
+            engine = AsyncEngine(loop=loop)
+            if config.model == "hanging" and not self.incarnations[worker_id]:
+                engine.warm_up = lambda prompts: runner.gate.clear()  # type: ignore[assignment]
+            return engine
         if config.model == "apart":
             apart = EngineConfig(model="waits-later", metrics_instance=config.metrics_instance)
             return AsyncEngine(remote=RemoteLoop(Supervised(apart, module="support.fake_child")))

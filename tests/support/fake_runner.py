@@ -65,7 +65,7 @@ class FakeRunner:
     layer_0: list[int] = field(default_factory=list)
     layer_1: list[int] = field(default_factory=list)
     host: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
-    """Host slot -> what layers 0 and 1 of the block held that was copied there."""
+    """Host block -> what layers 0 and 1 of the block held that was copied there."""
     num_copied: Counter[str] = field(default_factory=Counter)
     """Blocks copied "out" and "in"."""
     computed_positions: dict[str, list[int]] = field(default_factory=dict)
@@ -111,13 +111,13 @@ class FakeRunner:
         return RuntimeError(f"step {plan.step_id} fails on purpose")
 
     def _copy(self, plan: StepPlan) -> None:
-        """All copies out, then all copies in, each in the order of slots: a plan that needs another order is wrong."""
-        for block_id, slot in sorted(plan.copies_out, key=lambda copy: copy[1]):
-            self.host[slot] = (self.layer_0[self._span(block_id)], self.layer_1[self._span(block_id)])
-        for block_id, slot in sorted(plan.copies_in, key=lambda copy: copy[1]):
+        """All copies out, then all copies in, each in the order of host blocks: a plan that needs another order is wrong."""
+        for block_id, host_block in sorted(plan.copies_out, key=lambda copy: copy[1]):
+            self.host[host_block] = (self.layer_0[self._span(block_id)], self.layer_1[self._span(block_id)])
+        for block_id, host_block in sorted(plan.copies_in, key=lambda copy: copy[1]):
             self._poison_blocks([block_id])
-            if slot in self.host:
-                self.layer_0[self._span(block_id)], self.layer_1[self._span(block_id)] = self.host[slot]
+            if host_block in self.host:
+                self.layer_0[self._span(block_id)], self.layer_1[self._span(block_id)] = self.host[host_block]
         self.num_copied.update({"out": len(plan.copies_out), "in": len(plan.copies_in)})
 
     def _span(self, block_id: int) -> slice:

@@ -5,7 +5,6 @@ Run as: python litserve_custom_app.py PORT KIND. KIND is example (held back unti
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ import litserve as ls
 
 from examples.litserve_custom import SummaryAPI
 from pagedcore import AsyncEngine, EngineConfig
-from pagedcore_adapters.litserve_api import PagedCoreAPI, add_metrics_route
+from pagedcore_adapters.litserve_api import PagedCoreAPI, add_metrics_route, stop_on_signals
 from support.fake_engine import make_fake_engine
 
 
@@ -33,5 +32,5 @@ if __name__ == "__main__":
     api = FakeSummaryAPI(api_path="/summarize") if kind == "example" else FakeAPI({"max_num_seqs": 8}, stream=kind == "stream")
     server = ls.LitServer(api, accelerator="cpu", timeout=False)
     add_metrics_route(server.app)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_on_signals()
     server.run(host="127.0.0.1", port=int(port), generate_client_file=False)

@@ -5,12 +5,11 @@ NUMBER is how many API servers (openai) or workers (plain, a stock LitServer) sh
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import litserve as ls
 
-from pagedcore_adapters.litserve_api import PagedCoreAPI, build_server
+from pagedcore_adapters.litserve_api import PagedCoreAPI, build_server, stop_on_signals
 
 if __name__ == "__main__":
     port, socket, kind, number = sys.argv[1:]
@@ -18,5 +17,5 @@ if __name__ == "__main__":
         build_server(socket=socket, num_api_servers=int(number)).run(host="127.0.0.1", port=int(port))
     else:
         server = ls.LitServer(PagedCoreAPI(socket=socket), accelerator="cpu", workers_per_device=int(number), timeout=False)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        stop_on_signals()
         server.run(host="127.0.0.1", port=int(port), generate_client_file=False)

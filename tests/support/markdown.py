@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +32,24 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def pages() -> list[Path]:
+@functools.cache
+def pages() -> tuple[Path, ...]:
     """Every page that we write."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    return (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def blocks(page: Path, language: str | None = None) -> list[Block]:
     """Its fenced blocks, of one language or of all."""
+    return [block for block in _all_blocks(page) if language in (None, block.language)]
+
+
+@functools.cache
+def _all_blocks(page: Path) -> tuple[Block, ...]:
     text = page.read_text(encoding="utf-8")
-    found = [
+    return tuple(
         Block(page, text.count("\n", 0, match.start("text")), match["language"], match["text"], match["need"], match["title"])
         for match in BLOCK.finditer(text)
-    ]
-    return [block for block in found if language in (None, block.language)]
+    )
 
 
 def links(page: Path) -> list[str]:

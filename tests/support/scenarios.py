@@ -147,7 +147,7 @@ def run_scenario(scenario: Scenario) -> Driver:
         for request_id in scenario.aborts.get(turn, ()):
             driver.scheduler.abort(request_id, driver.now_s)
         if turn in scenario.resets:
-            driver.scheduler.reset_prefix_cache()
+            driver.scheduler.reset_prefix_cache(driver.now_s)
         _turn(driver)
         for request_id, num_tokens in scenario.finishes.items():
             if len(driver.tokens[request_id]) >= num_tokens:
@@ -172,7 +172,7 @@ def check_outcome(scenario: Scenario, driver: Driver) -> None:
     """Every request ended once, with the tokens of a run alone, and the books balance."""
     for request in scenario.requests:
         _check_request(scenario, driver, request)
-    counts = driver.scheduler.counts()
+    counts = driver.counts()
     assert (counts.num_running, counts.num_waiting, counts.num_active_blocks) == (0, 0, 0)
     _check_events(scenario, driver)
     _check_bulk_counts(driver)
@@ -277,7 +277,7 @@ def _check_bulk_counts(driver: Driver) -> None:
 
 def rare_paths(scenario: Scenario, driver: Driver) -> Counter[str]:
     """How often each path that matters was taken."""
-    counts = driver.scheduler.counts()
+    counts = driver.counts()
     finished = driver.events_of(Finished)
     lookups = [event.lookup for event in driver.events_of(Admitted) if event.lookup is not None]
     chunks = Counter(event.request_id for event in driver.events_of(PrefillChunk))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagedcore import AsyncEngine
-from pagedcore.messages import InboxMessage, RequestUpdate
+from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from support.fake_engine import FakeLoop, Outbox, _report, _Running
 from support.grammars import BACKEND, EOS, VOCAB_SIZE, accepts, make_grammars
 from support.small_tokenizers import load_saved
@@ -44,7 +44,7 @@ class ScriptedLoop(FakeLoop):
         self._answers: dict[str, list[int]] = {}
 
     def submit(self, message: InboxMessage, outbox: Outbox | None = None) -> None:
-        if outbox is not None:
+        if isinstance(message, AddRequest):
             answer = self.script(self.text.decode(message.prompt_token_ids)) if self._is_gathering else "warm"
             form = message.params.structured_outputs
             if form is not None and not accepts(self.grammars, form, answer):

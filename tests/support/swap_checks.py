@@ -32,16 +32,16 @@ def as_bytes(cache: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def check_blocks_come_back_bit_for_bit(device: str, dtype: torch.dtype, *, head_dim: int = 16) -> None:
-    """Through scattered slots, to the same blocks and to others; whatever is not named stays as it is."""
+    """Through scattered host blocks, to the same blocks and to others; whatever is not named stays as it is."""
     cache = make_cache(dtype, device, head_dim=head_dim)
     before = as_bytes(cache).clone()
     host = HostBlocks(cache, 30)
     rng = random.Random(0)
-    blocks, slots = rng.sample(range(20), 17), rng.sample(range(30), 17)
-    host.copy_out(list(zip(blocks, slots, strict=True)))
+    blocks, host_blocks = rng.sample(range(20), 17), rng.sample(range(30), 17)
+    host.copy_out(list(zip(blocks, host_blocks, strict=True)))
     cache.view(torch.uint8)[:, :20] = 0
     targets = rng.sample(range(20), 17)
-    host.copy_in(list(zip(targets, slots, strict=True)))
+    host.copy_in(list(zip(targets, host_blocks, strict=True)))
     after = as_bytes(cache)
     host.close()
     assert torch.equal(after[:, targets], before[:, blocks])
@@ -51,7 +51,7 @@ def check_blocks_come_back_bit_for_bit(device: str, dtype: torch.dtype, *, head_
 
 
 def check_a_plan_copies_out_then_in_then_writes(device: str) -> None:
-    """One step copies out two blocks, fills one of them from the other's slot, and computes a prompt into the other one."""
+    """One step copies out two blocks, fills one of them from the other's host block, and computes a prompt into the other one."""
     model = TinyModel(device=device)
     runner = make_runner(model, num_blocks=8)
     runner.keep_host_blocks(2)

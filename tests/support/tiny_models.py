@@ -40,8 +40,9 @@ class Checkpoint:
     reference: PreTrainedModel
 
 
-def make_checkpoint(folder: Path, family: str, *, max_shard_size: str = "1GB", **changes: Any) -> Checkpoint:
-    """A random model of `family` in `folder`. Weights and biases are large enough that each of them moves the logits."""
+def make_checkpoint(folder: Path, family: str, *, max_shard_size: str = "1GB", std: float = 0.2, **changes: Any) -> Checkpoint:
+    """A random model of `family` in `folder`. Weights and biases are large enough that each of them moves the logits; those of wider
+    models need a smaller deviation `std`, or attention sees one key alone."""
     settings: dict[str, Any] = {
         "vocab_size": 128,
         "hidden_size": 48,
@@ -61,7 +62,7 @@ def make_checkpoint(folder: Path, family: str, *, max_shard_size: str = "1GB", *
     model = model_class(config_class(**{**settings, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(mean=1.0 if "norm" in name else 0.0, std=0.2)
+            parameter.normal_(mean=1.0 if "norm" in name else 0.0, std=std)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return Checkpoint(folder, model)
 

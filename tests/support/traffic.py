@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,14 +155,18 @@ def replay(
     num_blocks: int,
     num_host_blocks: int = 0,
     record: Callable[[StepEvents], None] | None = None,
+    resets: Collection[int] = (),
 ) -> float:
-    """Serve the traffic with a pool of that size; returns its hit rate. `record` sees every step's events."""
+    """Serve the traffic with a pool of that size; returns its hit rate. `record` sees every step's events. `resets` are turns at which
+    the cache is reset."""
     scheduler = Scheduler(make_replay_limits(block_size, num_blocks, num_host_blocks))
     runner, waiting = ScriptedRunner(visits), deque(visits)
     turn, num_hits, num_tokens = 0, 0, 0
     while waiting or scheduler.has_work:
         while waiting and waiting[0].turn <= turn:
             scheduler.add(waiting.popleft().request, float(turn))
+        if turn in resets:
+            scheduler.reset_prefix_cache(float(turn))
         plan = scheduler.schedule(float(turn))
         if plan is not None:
             scheduler.commit(plan, runner.run(plan), float(turn))

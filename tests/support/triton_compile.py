@@ -109,7 +109,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
             constants[index,] = value
             continue
         signature[parameter.name] = _type_name(value)
-        if _is_aligned(value) and not parameter.do_not_specialize:
+        if _is_aligned(value) and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))

@@ -53,7 +53,7 @@ def test_a_tenant_at_its_quota_of_rows_waits_and_later_requests_of_others_pass_i
     driver.schedule()
     assert running(driver) == ["a0", "a1", "b0", "c0"]
     assert waiting_by_reason(driver) == {"tenant_quota": 2}
-    assert driver.scheduler.counts().num_bypasses == 0
+    assert driver.counts().num_bypasses == 0
     driver.run()
     assert [event.request_id for event in driver.events_of(Admitted)] == ["a0", "a1", "b0", "c0", "a2", "a3"]
 
@@ -127,7 +127,7 @@ def test_a_tenant_whose_part_of_the_queue_is_full_is_refused_and_others_are_take
     driver.add("b0", [4], tenant="b")
     driver.take()
     assert [(e.request.request_id, e.reject_reason) for e in driver.events_of(Finished)] == [("a3", "tenant_quota")]
-    assert driver.scheduler.counts().num_waiting == 3
+    assert driver.counts().num_waiting == 3
 
 
 def test_requests_that_find_a_row_at_once_do_not_fill_their_tenants_part_of_the_queue() -> None:
@@ -172,7 +172,7 @@ def test_what_waits_for_its_tenants_share_lets_others_pass_and_says_so() -> None
     driver.schedule()
     assert running(driver) == ["a0", "c0"]
     assert waiting_by_reason(driver) == {"tenant_quota": 2}
-    assert driver.scheduler.counts().num_bypasses == 0
+    assert driver.counts().num_bypasses == 0
     assert driver.scheduler.pool.num_cached_blocks == 3  # all of b's
     driver.run()
     assert {event.tenant for event in driver.evicted()} <= {"a"}
@@ -206,7 +206,7 @@ def test_under_a_flood_a_share_keeps_the_hit_rate_of_the_tenant_that_is_flooded(
 
 
 def test_host_memory_is_shared_alike() -> None:
-    tier = HostTier(4, share_slots=2)
+    tier = HostTier(4, share_blocks=2)
     for number, tenant in enumerate("bbaa"):
         tier.put(bytes([number]), number, tenant)
     assert tier.order() == [b"\0", b"\1", b"\2", b"\3"]
@@ -234,7 +234,7 @@ def test_under_a_flood_host_memory_keeps_the_blocks_of_a_tenant_within_its_share
 
 
 def test_what_a_tenant_has_no_share_of_host_memory_for_is_not_kept() -> None:
-    tier = HostTier(2, share_slots=1)
+    tier = HostTier(2, share_blocks=1)
     tier.put(b"a1", 0, "a")
     tier.put(b"b1", 1, "b")
     tier.hold([b"a1"])

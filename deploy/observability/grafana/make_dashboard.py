@@ -64,8 +64,8 @@ HEALTH = (
         queries=(Query(rate("prompt_tokens_total"), "prompt"), Query(rate("generation_tokens_total"), "output")), width=8,
     ),
     Panel(
-        title="Ended requests per second", help="By how they ended.", unit="reqps", stacked=True,
-        queries=(Query(rate("requests_total", by="status"), "{{status}}"),), width=8,
+        title="Requests per second", help="Received ones, and ended ones by how they ended; in time they are as many.", unit="reqps",
+        queries=(Query(rate("received_requests_total"), "received"), Query(rate("requests_total", by="status"), "{{status}}")), width=8,
     ),
     Panel(
         title="Living engines", help="What each is made of.", unit="none", kind="table",

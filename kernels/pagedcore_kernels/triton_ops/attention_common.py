@@ -14,6 +14,8 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 IS_COMPILED = tl.constexpr(not INTERPRETED)
 LOG2_E = 1.4426950408889634
 NO_WINDOW = 2**31 - 1
+UNSEEN = tl.constexpr(-1e20)
+"""The maximum of a row that has seen no key yet: below every score, far above those of keys that it must not see."""
 
 _SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227}
 _SMALLEST_SHARED_KIB = 99
@@ -156,7 +158,7 @@ def softmax_step(dots, is_seen, maxima, score_scale, cap_scale, HAS_CAP: tl.cons
         dots = cap_scale * (1.0 - 2.0 / (tl.exp2(dots * score_scale) + 1.0))
         score_scale = 1.0
     if IS_MASKED:
-        dots = tl.where(is_seen, dots, -1e30)
+        dots = tl.where(is_seen, dots, -1e30)  # far below UNSEEN, scaled too: a row that has seen no key yet has no weights
     new_maxima = tl.maximum(maxima, tl.max(dots, 1) * score_scale)
     weights = tl.exp2(dots * score_scale - new_maxima[:, None])
     return weights, new_maxima, tl.exp2(maxima - new_maxima)

@@ -9,6 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedcore_kernels.triton_ops.attention_common import (
     NO_WINDOW,
+    UNSEEN,
     ScoreScale,
     beside_cache,
     card_of,
@@ -218,7 +219,7 @@ def _attend_split(
     query = beside_cache(query, key_ptr.dtype.element_ty)
     key_ptrs = key_ptr + dims[None, :]
     value_ptrs = value_ptr + dims[None, :]
-    maxima = tl.full([GROUP_PAD], -1e30, tl.float32)
+    maxima = tl.full([GROUP_PAD], UNSEEN, tl.float32)
     sums = tl.zeros([GROUP_PAD], tl.float32)
     values = tl.zeros([GROUP_PAD, HEAD_DIM_PAD], tl.float32)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):

@@ -123,10 +123,11 @@ def _merge_parts(
         gdc_launch_dependents()
     slots = row * (num_prefix_parts + num_splits) + parts
     log_sums = tl.load(log_sum_ptr + slots, mask=has_work, other=-1e30)
-    weights = tl.exp2(log_sums - tl.max(log_sums, 0))
-    weights = weights / tl.sum(weights, 0)
+    # Asked for with the log-sums: no load passes the barriers of a sum.
     mask = has_work[:, None] & (dims[None, :] < HEAD_DIM)
     values = tl.load(value_ptr + slots[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
+    weights = tl.exp2(log_sums - tl.max(log_sums, 0))
+    weights = weights / tl.sum(weights, 0)
     merged = tl.sum(values * weights[:, None], 0)
     out_offsets = sequence * out_stride_s + (row % num_heads) * out_stride_h + dims
     tl.store(out_ptr + out_offsets, merged.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)

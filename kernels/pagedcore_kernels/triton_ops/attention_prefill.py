@@ -9,6 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedcore_kernels.triton_ops.attention_common import (
     NO_WINDOW,
+    UNSEEN,
     ScoreScale,
     beside_cache,
     card_of,
@@ -234,7 +235,7 @@ def _attend_queries(
     query_positions = seq_len - num_queries + tokens
     first_position = seq_len - num_queries + first_token
     last_position = tl.minimum(first_position + TILE_TOKENS, seq_len) - 1
-    maxima = tl.full([BLOCK_M], -1e30, tl.float32)
+    maxima = tl.full([BLOCK_M], UNSEEN, tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, HEAD_DIM_PAD], tl.float32)
     # Keys [seen_by_all, causal_edge) are seen by every query of the tile.

@@ -11,8 +11,9 @@ from pagedcore_kernels.triton_ops.attention_common import Card
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 128
 MAX_PREFIX_PARTS = 32
-PROGRAMS_PER_MULTIPROCESSOR = 3
-MIN_TILES_PER_SPLIT = 2
+PROGRAMS_AT_ONCE = 3
+"""Decode programs that a multiprocessor holds at least."""
+MIN_TILES_PER_PREFIX_PART = 2
 SHARE_UNIT = 32
 """A split's share of a context is a multiple of so many keys: less than a tile, so that short contexts are shared out too."""
 RESERVED_SHARED_BYTES = 12 * 1024
@@ -50,14 +51,14 @@ class DecodeShape:
 
 def choose_decode_config(shape: DecodeShape, card: Card) -> DecodeConfig:
     """On cards with less shared memory, tiles in flight and then tiles shrink to what fits. Every split has work at the longest context."""
-    config = _measured_tile(shape, shape.num_rows / card.num_multiprocessors)
+    config, programs_per_multiprocessor = _measured_tile(shape, card.num_multiprocessors)
     row_bytes = 2 * triton.next_power_of_2(shape.head_dim) * shape.element_bytes
     config = shrink_to_shared(config, row_bytes, card.shared_bytes)
-    num_programs = PROGRAMS_PER_MULTIPROCESSOR * card.num_multiprocessors
-    most_splits = min(MAX_SPLITS, shape.max_seq_len // (config.block_n * MIN_TILES_PER_SPLIT))
+    num_programs = programs_per_multiprocessor * card.num_multiprocessors
+    most_splits = min(MAX_SPLITS, triton.cdiv(shape.max_seq_len, config.block_n))
     num_splits = max(1, min(num_programs // shape.num_rows, most_splits))
     num_splits = max(1, triton.cdiv(shape.max_seq_len, share_of_split(shape.max_seq_len, num_splits)))
-    starts_at_once = num_splits * shape.num_rows <= num_programs
+    starts_at_once = num_splits * shape.num_rows <= PROGRAMS_AT_ONCE * card.num_multiprocessors
     return replace(config, num_splits=num_splits, prefetch=starts_at_once and card.has_dependent_launch)
 
 
@@ -81,15 +82,24 @@ def tiles_in_flight(num_stages: int) -> int:
     return max(1, (num_stages - 1) // 2)
 
 
-def _measured_tile(shape: DecodeShape, rows_per_multiprocessor: float) -> DecodeConfig:
-    """Tiles for rows of 128 elements of 16 bits; splits are chosen afterwards."""
+def _measured_tile(shape: DecodeShape, num_multiprocessors: int) -> tuple[DecodeConfig, int]:
+    """A tile for rows of 128 elements of 16 bits, and for how many programs a multiprocessor contexts are split; the splits come later.
+
+    With two tiles in flight (five stages) a program reads on while it multiplies. Where there are programs enough, those that have one
+    large tile do that for one another.
+    """
+    rows = shape.num_rows / num_multiprocessors
     if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
-        return DecodeConfig(64, 4, 3, 1)
-    if rows_per_multiprocessor > 4 or shape.max_seq_len > 8192:
-        return DecodeConfig(128, 4, 3, 1)
+        return DecodeConfig(64, 4, 3, 1), 4
     if shape.max_seq_len <= 512:
-        return DecodeConfig(32, 4, 3, 1)
-    return DecodeConfig(128, 8, 3, 1)
+        return DecodeConfig(128 if rows > 4 else 32, 4, 3, 1), 3
+    if rows <= 1:
+        return DecodeConfig(64, 4, 5, 1), 2
+    if rows <= 2 and shape.max_seq_len <= 8192:
+        return DecodeConfig(64, 8, 5, 1), 3
+    if rows > 4 or shape.max_seq_len > 8192:
+        return DecodeConfig(128, 4, 3, 1), 3
+    return DecodeConfig(128, 8, 3, 1), 3
 
 
 def decode_workspace_size(num_sequences: int, num_heads: int, head_dim: int, num_splits: int) -> int:
@@ -145,7 +155,7 @@ def choose_prefix_config(shape: PrefillShape, num_kv_heads: int, max_prefix_len:
     """Parts until each multiprocessor has a program, as long as each part has keys enough; `shape.max_query_len` counts sequences."""
     tile = choose_prefill_config(shape, card)
     num_programs = num_kv_heads * triton.cdiv(shape.max_query_len, tile.block_m // shape.group_size)
-    most_parts = min(MAX_PREFIX_PARTS, max_prefix_len // (MIN_TILES_PER_SPLIT * tile.block_n))
+    most_parts = min(MAX_PREFIX_PARTS, max_prefix_len // (MIN_TILES_PER_PREFIX_PART * tile.block_n))
     return PrefixConfig(tile, max(1, min(card.num_multiprocessors // num_programs, most_parts)))
 
 

@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedcore_kernels.triton_ops.attention_common import (
     NO_WINDOW,
+    UNSEEN,
     ScoreScale,
     beside_cache,
     card_of,
@@ -184,7 +185,7 @@ def _attend_prefix(
     query = beside_cache(query, key_ptr.dtype.element_ty)
     key_ptrs = key_ptr + kv_head.to(tl.int64) * cache_stride_h + dims[None, :]
     value_ptrs = value_ptr + kv_head.to(tl.int64) * cache_stride_h + dims[None, :]
-    maxima = tl.full([BLOCK_M], -1e30, tl.float32)
+    maxima = tl.full([BLOCK_M], UNSEEN, tl.float32)
     sums = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, HEAD_DIM_PAD], tl.float32)
     last_seen = tl.zeros([BLOCK_M], tl.int32) + (last - 1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from pagedcore_kernels.triton_ops.attention_common import INTERPRETED
-from pagedcore_kernels.triton_ops.dequantize import codes_of_slice
+from pagedcore_kernels.triton_ops.dequantize import codes_of_slice, split_scale
 
 _FLOAT32_UNIT = 2.0**23
 """Or-ed into the lowest bits of this float32, an integer of 8 bits is added to it."""
@@ -121,28 +121,44 @@ def expand_differences(words, addend, x, slice_index: tl.constexpr, ASM: tl.cons
 def expand_weights(
     words,
     scale,
-    zero,
     x,
     slice_index: tl.constexpr,
     BITS: tl.constexpr,
+    ZERO: tl.constexpr,
     ASM: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     OFFSETS: tl.constexpr,
 ) -> tl.tensor:
-    """The weights of one slice as `expand_scaled` says, in x's type; `scale` and `zero` are float32 [rows of words, 1]."""
+    """The weights of one slice as `expand_scaled` says, in x's type; `scale` is float32 [rows of words, 1] as `split_scale` reads it."""
     wide_shape: tl.constexpr = words.shape
-    negative = 0.0 - (zero + OFFSETS[slice_index])
     if ASM is None:
-        return ((codes_of_slice(words, slice_index, BITS).to(tl.float32) + negative) * scale).to(x.dtype)
+        scale, zero = split_scale(scale, ZERO)
+        return ((codes_of_slice(words, slice_index, BITS).to(tl.float32) - zero) * scale).to(x.dtype)
     elif BITS == 8:
-        addend = tl.broadcast_to(negative, wide_shape)
+        scale, zero = split_scale(scale, ZERO)
+        addend = tl.broadcast_to(0.0 - (zero + OFFSETS[slice_index]), wide_shape)
         operands = [words, addend, tl.broadcast_to(scale, wide_shape)]
         return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, operands, dtype=x.dtype, is_pure=True, pack=2)
     else:
-        addend = tl.broadcast_to(negative.to(x.dtype), wide_shape)
-        near = scale.to(x.dtype)
-        operands = [words, addend, tl.broadcast_to(near, wide_shape)]
+        addend = tl.broadcast_to(_less_zero(scale, x, OFFSETS[slice_index], ZERO), wide_shape)
         if x.dtype == tl.bfloat16:
+            scale, _ = split_scale(scale, ZERO)
+            near = scale.to(x.dtype)
             rest = (scale - near.to(tl.float32)).to(x.dtype)
             operands = [words, addend, tl.broadcast_to(near, wide_shape), tl.broadcast_to(rest, wide_shape)]
+        else:
+            # A zero point in the lowest 8 of the scale's 24 bits is rounded away: float16 keeps the highest 11.
+            operands = [words, addend, tl.broadcast_to(scale.to(x.dtype), wide_shape)]
         return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, operands, dtype=x.dtype, is_pure=True, pack=2)
+
+
+@triton.jit
+def _less_zero(scale, x, OFFSET: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
+    """-(OFFSET + zero point) of 4-bit codes in x's type, exactly: above -1024 and -128 the lowest bits of the number are the zero point."""
+    if ZERO >= 0:
+        return tl.full(scale.shape, 0.0 - (OFFSET + ZERO), x.dtype)
+    else:
+        NEGATIVE: tl.constexpr = 0xC300 if x.dtype == tl.bfloat16 else 0xE400
+        LARGEST: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else 1024.0
+        bits = scale.to(tl.int32, bitcast=True) & 255 | NEGATIVE
+        return bits.to(tl.int16).to(x.dtype, bitcast=True) + (LARGEST - OFFSET)

@@ -34,10 +34,16 @@ def dequantize(packed: PackedWeights, dtype: torch.dtype, *, out: Tensor | None 
 @triton.jit
 def read_scale(scale_ptrs, ZERO: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """scale [BLOCK_N] and zero point, which stands in the scale's low 8 bits unless it is the constant ZERO."""
+    return split_scale(tl.load(scale_ptrs), ZERO)
+
+
+@triton.jit
+def split_scale(scale, ZERO: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The scale and zero point of what is stored as a scale, both float32."""
     if ZERO >= 0:
-        return tl.load(scale_ptrs), ZERO + 0.0
+        return scale, tl.zeros_like(scale) + ZERO
     else:
-        bits = tl.load(scale_ptrs).to(tl.int32, bitcast=True)
+        bits = scale.to(tl.int32, bitcast=True)
         return (bits & -256).to(tl.float32, bitcast=True), (bits & 255).to(tl.float32)
 
 
@@ -76,7 +82,6 @@ def _dequantize_kernel(
         group = start // GROUP if GROUP > 0 else 0
         scale, zero = read_scale(scales_ptr + group * scale_stride_0 + outputs, ZERO)
         codes = codes_of_slice(words, slice_index, BITS)
-        zeros = tl.zeros([TILE], tl.float32) + zero
-        weights = (codes.to(tl.float32) - zeros[:, None]) * scale[:, None]
+        weights = (codes.to(tl.float32) - zero[:, None]) * scale[:, None]
         out_ptrs = out_ptr + outputs.to(tl.int64)[:, None] * K + columns[None, :]
         tl.store(out_ptrs, weights.to(out_ptr.dtype.element_ty), mask=(outputs < N)[:, None] & (columns < K)[None, :])

@@ -90,7 +90,7 @@ def _add_block(
         start = (block * SLICES + slice_index) * SLICE
         group = start // GROUP if GROUP > 0 else 0
         scale, zero = read_scale(scale_ptrs + group * scale_stride_0, ZERO)
-        offset = tl.full(scale.shape, OFFSETS[slice_index], tl.float32) + zero
+        offset = zero + OFFSETS[slice_index]
         products = tl.zeros_like(sums)
         row_sums = tl.zeros_like(sums)
         for step in tl.static_range(SLICES_PER_SCALE):

@@ -12,7 +12,7 @@ from pagedcore_kernels.triton_ops.dequantize import dequantize
 from pagedcore_kernels.triton_ops.packed_few_rows import MAX_FEW_ROWS, multiply_few_rows
 from pagedcore_kernels.triton_ops.packed_many_rows import multiply_many_rows
 from pagedcore_kernels.triton_ops.packed_settings import FewRowsConfig, PackedConfig, choose_packed_config, multiplies_packed
-from pagedcore_kernels.triton_ops.row_linear import make_product
+from pagedcore_kernels.triton_ops.row_linear import check_product_size, make_product
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, split_k_workspace
 
 
@@ -37,6 +37,7 @@ def packed_linear(
     if config is None and not multiplies_packed(x.shape[0]):
         product = F.linear(x, dequantize(packed, x.dtype), bias)
         return product if out is None else make_product(x, packed.out_features, out).copy_(product)
+    check_product_size(x.shape[0], packed.out_features)
     result = make_product(x, packed.out_features, out)
     card = card_of(x.device)
     space = workspace or split_k_workspace(x.device)

@@ -9,7 +9,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedcore_kernels.packed_weights import TILE_ROWS, PackedWeights
 from pagedcore_kernels.triton_ops.code_expansion import expand_scaled, expand_weights
-from pagedcore_kernels.triton_ops.dequantize import read_scale
 from pagedcore_kernels.triton_ops.packed_settings import ManyRowsConfig
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, launch_options, prefetch_to_l2, store_sum_of_splits
 
@@ -135,15 +134,14 @@ def _many_rows_kernel(
         for slice_index in tl.static_range(0, SLICES, SLICES_PER_SCALE):
             start = (block * SLICES + slice_index) * SLICE
             group = start // GROUP if GROUP > 0 else 0
-            scale, zero = read_scale(scales_ptr + group * scale_stride_0 + outputs, ZERO)
-            zeros = tl.zeros_like(scale) + zero
+            scale = tl.load(scales_ptr + group * scale_stride_0 + outputs)
             for ahead in tl.static_range(SLICES_PER_SCALE):
                 columns = start + ahead * SLICE + within
                 if EVEN_K:
                     x = tl.load(x_ptrs + columns)
                 else:
                     x = tl.load(x_ptrs + columns, mask=(columns + words_of_step < K)[:, None], other=0.0)
-                weights = expand_weights(words, scale[:, None], zeros[:, None], x, slice_index + ahead, BITS, ASM, CONSTRAINTS, OFFSETS)
+                weights = expand_weights(words, scale[:, None], x, slice_index + ahead, BITS, ZERO, ASM, CONSTRAINTS, OFFSETS)
                 sums = tl.dot(weights, x, sums)
     if PDL and PREFETCHED == 0:
         gdc_launch_dependents()

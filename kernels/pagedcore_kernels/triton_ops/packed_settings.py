@@ -68,19 +68,19 @@ _BUCKETS = (8, 16, 32, 64, 128, 192)
 _SM90: dict[tuple[int, int], tuple[PackedConfig, ...]] = {
     (4096, 4096): (
         _FEW(64, 2, 5, splits=4), _FEW(128, 8, 3, splits=4, block_m=16), _MANY(32, 64, 64, 4, splits=4),
-        _MANY(64, 64, 32, 4, 4, splits=4), _MANY(64, 128, 32, splits=4), _MANY(64, 128, 32, 4, splits=4), _MANY(64, 128, 32, 4, splits=3),
+        _MANY(64, 64, 64, 4, 4, splits=2), _MANY(64, 64, 64, 4, splits=2), _MANY(64, 64, 64, 4, 2, splits=2), _MANY(64, 64, 64, 4),
     ),
     (4096, 12288): (
         _FEW(64, 2, splits=4), _FEW(64, 4, splits=2, block_m=16), _MANY(32, 64, 64, 4, splits=2),
-        _MANY(64, 128, 32, 4, splits=4), _MANY(128, 64, 32, 4, 2, splits=2), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4),
+        _MANY(64, 64, 64, 4, 2, splits=2), _MANY(64, 128, 32, 4, splits=2), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4),
     ),
     (4096, 22016): (
-        _FEW(64, 2, splits=2), _FEW(64, 2, splits=2, max_registers=168, block_m=16), _MANY(32, 64, 64, 4),
-        _MANY(64, 128, 32, 4, splits=2), _MANY(128, 256, 32), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4),
+        _FEW(64, 2, splits=2), _FEW(64, 2, splits=2, max_registers=200, block_m=16), _MANY(32, 64, 64, 4),
+        _MANY(64, 128, 32, 4, splits=2), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4), _MANY(128, 64, 32, 4, 2),
     ),
     (11008, 4096): (
         _FEW(64, 2, 5, splits=4), _FEW(128, 8, 3, splits=4, block_m=16), _MANY(32, 64, 64, 4, splits=4),
-        _MANY(64, 64, 32, 4, 4, splits=4), _MANY(128, 128, 32, splits=4), _MANY(64, 128, 32, 4, splits=4), _MANY(128, 256, 32, splits=4),
+        _MANY(64, 64, 64, 4, splits=4), _MANY(64, 64, 64, 4, splits=2), _MANY(64, 128, 32, 4, splits=4), _MANY(128, 64, 64, 4),
     ),
 }  # fmt: skip
 

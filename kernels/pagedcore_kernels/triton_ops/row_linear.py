@@ -12,6 +12,7 @@ from pagedcore_kernels.triton_ops.attention_common import card_of
 from pagedcore_kernels.triton_ops.linear_settings import RowConfig, choose_row_config
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, launch_options, split_k_workspace, store_sum_of_splits
 
+MAX_PRODUCT_VALUES = 2**31 - 1
 _PLAIN, _RMS_NORM, _SILU_MUL = 0, 1, 2
 
 
@@ -90,6 +91,13 @@ def make_product(x: Tensor, out_features: int, out: Tensor | None) -> Tensor:
         wanted = f"contiguous, {x.dtype} and [{x.shape[0]}, {out_features}]"
         raise ValueError(f"out must be {wanted}; it is {out.dtype}, {tuple(out.shape)}, {out.stride()}")
     return out
+
+
+def check_product_size(num_rows: int, out_features: int) -> None:
+    """Raises ValueError for more values than the kernels count in 32 bits, where they store sums."""
+    if num_rows * out_features > MAX_PRODUCT_VALUES:
+        values = f"{num_rows} rows of {out_features} outputs are {num_rows * out_features} values"
+        raise ValueError(f"{values}; one product makes up to {MAX_PRODUCT_VALUES}: multiply fewer rows at once")
 
 
 def _launch(

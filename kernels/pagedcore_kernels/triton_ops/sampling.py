@@ -43,6 +43,8 @@ _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _NOT_FINITE = tl.constexpr(STATUS_NOT_FINITE)
 _ALL_MASKED = tl.constexpr(STATUS_ALL_MASKED)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_SETTINGS = ["temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "output_indices_ptr"]
+"""One number a row is read of each: wherever they begin, one kernel serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def _limit(top_k, vocab_size) -> tl.tensor:
     return tl.where((top_k >= vocab_size) & (top_k > 1), 0, top_k).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_slices"])
+@triton.jit(do_not_specialize=["num_slices"], do_not_specialize_on_alignment=_SETTINGS)
 def _read_slices(
     logits_ptr,
     temperature_ptr,
@@ -201,7 +203,7 @@ def _read_slices(
                 tl.store(work_ptr + 4 * num_slices + part, tl.sum(tl.sum(mass, axis=1), axis=0))
 
 
-@triton.jit(do_not_specialize=["num_slices", "is_masked"])
+@triton.jit(do_not_specialize=["num_slices", "is_masked"], do_not_specialize_on_alignment=_SETTINGS)
 def _choose(
     logits_ptr,
     temperature_ptr,

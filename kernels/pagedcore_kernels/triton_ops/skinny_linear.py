@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedcore_kernels.triton_ops.attention_common import card_of
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config
-from pagedcore_kernels.triton_ops.row_linear import check_operands, make_product, row_linear
+from pagedcore_kernels.triton_ops.row_linear import check_operands, check_product_size, make_product, row_linear
 from pagedcore_kernels.triton_ops.split_k import (
     SplitKWorkspace,
     launch_options,
@@ -41,6 +41,7 @@ def skinny_linear(
     chosen = config or choose_config(num_rows, weight.shape[0], in_features, capability=card.capability, itemsize=x.element_size())
     if isinstance(chosen, RowConfig):
         return row_linear(x, weight, bias, config=chosen, workspace=workspace, out=out)
+    check_product_size(num_rows, weight.shape[0])
     result = make_product(x, weight.shape[0], out)
     _launch(chosen, x, weight, bias, result, workspace or split_k_workspace(x.device), card.has_dependent_launch)
     return result

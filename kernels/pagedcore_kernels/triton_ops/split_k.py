@@ -95,7 +95,7 @@ def store_sum_of_splits(
         if tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == SPLITS - 1:
             total = tl.zeros_like(part)
             # All parts of a small tile are asked for at once; those of a large one would not fit into the registers.
-            UNROLL: tl.constexpr = SPLITS if part.numel <= 2048 else 1
+            UNROLL: tl.constexpr = SPLITS if part.numel <= 4096 and part.numel * SPLITS <= 16384 else 1
             for index in tl.range(SPLITS, loop_unroll_factor=UNROLL):
                 # .cg: the parts were written by other multiprocessors, whose writes the L1 cache does not see.
                 total += tl.load(partials_ptr + index * partial_stride + offsets, mask=mask, other=0.0, cache_modifier=".cg")

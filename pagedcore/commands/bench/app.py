@@ -1,4 +1,4 @@
-"""`pagedcore bench throughput | latency | prefix | serve | kernels | plot` on the command line."""
+"""`pagedcore bench throughput | latency | prefix | serve | kernels | products | plot` on the command line."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ RoundsOption = Annotated[int, typer.Option(help="Times that each point is measur
 TemperatureOption = Annotated[float, typer.Option(help="0 is greedy.", min=0.0)]
 PromptTokensOption = Annotated[str, typer.Option(help="Tokens of each prompt (random ids), or a range such as 100-1024.")]
 OutputTokensOption = Annotated[str, typer.Option(help="Tokens generated for each prompt, or a range.")]
+ShapesOption = Annotated[
+    str | None, typer.Option(help="Folder or name whose config.json gives the shapes; None is the embedded model.", show_default=False)
+]
+KernelDtypeOption = Annotated[
+    str, typer.Option(help="Of weights and activations; auto is the checkpoint's.", metavar="auto|float16|bfloat16")
+]
 
 
 class BenchGroup(TyperGroup):
@@ -217,12 +223,8 @@ def serve(
 def kernels(
     outputs: Outputs,
     source: ModelArgument = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder or name whose config.json gives the shapes; None is the embedded model.", show_default=False)
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Of weights and activations; auto is the checkpoint's.", metavar="auto|float16|bfloat16")
-    ] = "auto",
+    model: ShapesOption = None,
+    dtype: KernelDtypeOption = "auto",
     rounds: RoundsOption = 5,
 ) -> None:
     """Share of the roofline: what our kernels reach of this card's speed.
@@ -234,6 +236,36 @@ def kernels(
     config = with_model(EngineConfig(model=model, dtype=dtype, load_format="dummy"), source)
     outputs.check("kernels")
     outputs.publish(run_kernels(config, rounds, outputs.label))
+
+
+@bench_app.command()
+@takes_output_flags
+def products(
+    outputs: Outputs,
+    source: ModelArgument = None,
+    model: ShapesOption = None,
+    dtype: KernelDtypeOption = "auto",
+    bits: Annotated[int, typer.Option(help="Of a packed weight: 4 or 8.", metavar="4|8", min=4, max=8)] = 4,
+    group_size: Annotated[int, typer.Option(help="Inputs that share a scale.", min=32)] = 128,
+    zero_points: Annotated[
+        bool, typer.Option("--zero-points", help="One of each group's own, as in AWQ; else one for all, as in symmetric GPTQ.")
+    ] = False,
+    rows: Annotated[str, typer.Option(help="Rows of the inputs, such as 1,16,64.", metavar="N,N,...")] = "1,2,4,8,16,32,64,128,256",
+    rounds: RoundsOption = 5,
+) -> None:
+    """Packed weights beside 16-bit ones, from one row to many.
+
+    The products of one layer, of random weights. Needs an NVIDIA GPU; no weights are loaded.
+    """
+    from pagedcore.commands.bench.kernel_shares import ProductsWork, run_products
+    from pagedcore.commands.bench.lengths import parse_counts
+
+    if bits not in (4, 8):
+        raise ConfigError(f"--bits is {bits} and must be 4 or 8: these are multiplied packed.")
+    config = with_model(EngineConfig(model=model, dtype=dtype, load_format="dummy"), source)
+    work = ProductsWork(bits=bits, group_size=group_size, has_zeros=zero_points, rows=parse_counts(rows, "--rows"), rounds=rounds)
+    outputs.check("products")
+    outputs.publish(run_products(config, work, outputs.label))
 
 
 @bench_app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ class Outputs:
     plot: Path | None = None
     beside: tuple[Path, ...] = ()
     label: str | None = None
+    commit: str | None = None
 
     def check(self, command: str) -> None:
         """Raise `ConfigError` or `MissingExtraError` for what could not be made after the run."""
@@ -46,6 +47,8 @@ class Outputs:
 
         from pagedcore.commands.bench.table import show
 
+        if self.commit is not None and results.facts.get("commit") is None:
+            results = replace(results, facts={**results.facts, "commit": self.commit})
         if self.json is not None:
             write_json(results, self.json)
         if self.csv is not None:
@@ -71,8 +74,12 @@ def _outputs(
         list[Path] | None, typer.Option(help="Earlier --json file to draw in the same plot. May be repeated.", show_default=False)
     ] = None,
     label: Annotated[str | None, typer.Option(help="Name of this run in plots; None is engine and version.", show_default=False)] = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(help="Commit of the sources, written down where they are no git checkout that tells it.", show_default=False),
+    ] = None,
 ) -> Outputs:
-    return Outputs(json=json, csv=csv, plot=plot, beside=tuple(beside or ()), label=label)
+    return Outputs(json=json, csv=csv, plot=plot, beside=tuple(beside or ()), label=label, commit=commit)
 
 
 def takes_output_flags(command: Callable[..., None]) -> Callable[..., None]:

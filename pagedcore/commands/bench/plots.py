@@ -41,7 +41,10 @@ def check_plot_file(path: Path) -> None:
 def draw(runs: Sequence[Results], path: Path) -> None:
     """Draw runs of one command and write the file. Raises as `check_plot_file`, and `ConfigError` for runs of several commands."""
     check_plot_file(path)
-    make_figure(runs).savefig(path, dpi=160)
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):  # text stays text: it can be searched, and the file is a third as large
+        make_figure(runs).savefig(path, dpi=160)
 
 
 def make_figure(runs: Sequence[Results]) -> Figure:
@@ -50,12 +53,14 @@ def make_figure(runs: Sequence[Results]) -> Figure:
     commands = sorted({run.command for run in runs})
     if len(commands) != 1:
         raise ConfigError(f"One plot shows runs of one command; these are of {', '.join(commands)}.")
-    figure = Figure(figsize=(8.0, _height(runs)), layout="constrained")
-    axes = figure.add_subplot()
-    DRAWN[runs[0].command](axes, runs)
-    axes.set_title(heading(runs), loc="left", fontsize=10)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    num_panels = NUM_PANELS.get(runs[0].command, 1)
+    figure = Figure(figsize=(8.0 if num_panels == 1 else 10.0, _height(runs)), layout="constrained")
+    panels = list(figure.subplots(1, num_panels, squeeze=False)[0])
+    DRAWN[runs[0].command](*panels, runs)
+    panels[0].set_title(heading(runs), loc="left", fontsize=10)
+    for axes in panels:
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -118,7 +123,8 @@ def _draw_kernels(axes: Axes, runs: Sequence[Results]) -> None:
     for index, (name, group) in enumerate(groups.items()):
         widths = [100 * _number(point["share"]) for _, point in group]
         drawn = axes.barh([place for place, _ in group], widths, height=0.7, color=_colour(index), label=name)
-        axes.bar_label(drawn, labels=[f"{_number(p['rate']):.3g} {p['unit']}" for _, p in group], padding=3, fontsize=8)
+        labels = [f"{_number(point['rate']):.3g} {point['unit']}" for _, point in group]
+        axes.bar_label(drawn, labels=labels, padding=3, fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     axes.set_yticks(places, [f"{point['kernel']}, {point['work']}" for _, point in bars], fontsize=8)
     axes.axvline(100, color="#333333", linewidth=1)
     axes.set_xlim(0, max(118.0, *(115 * _number(point["share"]) for _, point in bars)))
@@ -133,10 +139,53 @@ def _kernel_group(run: Results, point: Point, runs: Sequence[Results]) -> str:
     return run.label if len(runs) > 1 else ROOFS[str(point["roof"])].format(**run.work)
 
 
+def _draw_products(time: Axes, gain: Axes, runs: Sequence[Results]) -> None:
+    """Left the time of a layer's products, packed and in 16 bit; right how many times as fast packed weights are."""
+    matrices = list(dict.fromkeys(str(point["matrix"]) for run in runs for point in run.points))
+    for index, run in enumerate(runs):
+        style = LINE_STYLES[index % len(LINE_STYLES)]
+        layer = layer_points(run.points)
+        _line(time, layer, "rows", "us", label=f"{run.label}, {run.work['bits']} bit", color=_colour(index))
+        _line(time, layer, "rows", "plain_us", label=f"{run.label}, 16 bit", color=_colour(index), linestyle=":")
+        for matrix in matrices:
+            points = [point for point in run.points if point["matrix"] == matrix]
+            colour = _colour(matrices.index(matrix))
+            _line(gain, points, "rows", "speed_up", label=_product_label(run, points, runs), color=colour, linestyle=style)
+        _line(gain, layer, "rows", "speed_up", label=_in(runs, run, "a layer's together"), color="#222222", linestyle=style)
+    gain.axhline(1.0, color="#999999", linewidth=1)
+    _finish_lines(time, runs, "rows", "rows", "microseconds, the products of one layer")
+    _finish_lines(gain, runs, "rows", "rows", "times as fast as 16 bit")
+
+
+def layer_points(points: Sequence[Point]) -> list[Point]:
+    """One for each number of rows for which every matrix was measured: their times together."""
+    matrices = {point["matrix"] for point in points}
+    layer: list[Point] = []
+    for rows in sorted({_number(point["rows"]) for point in points}):
+        those = [point for point in points if point["rows"] == rows]
+        if {point["matrix"] for point in those} == matrices:
+            us, plain_us = (_sum([_spread(point[name]) for point in those]) for name in ("us", "plain_us"))
+            layer.append({"rows": rows, "us": us, "plain_us": plain_us, "speed_up": plain_us.value / us.value})
+    return layer
+
+
+def _sum(spreads: Sequence[Spread]) -> Spread:
+    return Spread(sum(s.value for s in spreads), tuple(map(sum, zip(*(s.rounds for s in spreads), strict=True))))
+
+
+def _product_label(run: Results, points: Sequence[Point], runs: Sequence[Results]) -> str:
+    first = points[0]
+    return _in(runs, run, f"{first['matrix']}: {_number(first['in_features']):,g} x {_number(first['out_features']):,g}")
+
+
+def _in(runs: Sequence[Results], run: Results, what: str) -> str:
+    return what if len(runs) == 1 else f"{run.label}, {what}"
+
+
 def _line(axes: Axes, points: Sequence[Point], x: str, y: str, **style: Any) -> None:
     """Medians, with bars from the fastest to the slowest round."""
     ordered = sorted(points, key=lambda point: _number(point[x]))
-    values = [_spread(point[y]) for point in ordered]
+    values = [_spread_or_one(point[y]) for point in ordered]
     across = [_number(point[x]) for point in ordered]
     axes.errorbar(across, [v.value for v in values], yerr=_errors(values), marker="o", markersize=4, capsize=3, linewidth=1.6, **style)
 
@@ -169,6 +218,10 @@ def _spread(value: object) -> Spread:
     return value
 
 
+def _spread_or_one(value: object) -> Spread:
+    return value if isinstance(value, Spread) else Spread.median_of([_number(value)])
+
+
 def _errors(spreads: Sequence[Spread]) -> list[list[float]]:
     """Below and above. A value that is made of medians may lie outside of its rounds' pairs."""
     return [[max(0.0, s.value - s.low) for s in spreads], [max(0.0, s.high - s.value) for s in spreads]]
@@ -184,12 +237,16 @@ def _colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-DRAWN: dict[Command, Callable[[Axes, Sequence[Results]], None]] = {
+NUM_PANELS: dict[Command, int] = {"products": 2}
+"""One of the others."""
+
+DRAWN: dict[Command, Callable[..., None]] = {
     "throughput": _draw_throughput,
     "serve": _draw_serve,
     "latency": _draw_latency,
     "prefix": _draw_prefix,
     "kernels": _draw_kernels,
+    "products": _draw_products,
 }
 
 WHAT: dict[Command, str] = {
@@ -198,4 +255,5 @@ WHAT: dict[Command, str] = {
     "latency": "Latency against context",
     "prefix": "Prompts with a shared prefix",
     "kernels": "Kernels: share of the roofline",
+    "products": "Speed against rows: packed weights beside 16 bit",
 }

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from pagedcore.commands.bench.spread import Spread
 from pagedcore.errors import ConfigError
 
-Command = Literal["throughput", "latency", "prefix", "serve", "kernels"]
+Command = Literal["throughput", "latency", "prefix", "serve", "kernels", "products"]
 Fact = str | int | float | bool | None
 Point = Mapping[str, Fact | Spread]
 

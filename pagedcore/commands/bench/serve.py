@@ -12,7 +12,7 @@ from pagedcore.commands.bench.online_stream import Endpoint
 from pagedcore.commands.bench.progress import counter
 from pagedcore.commands.bench.results import Point
 from pagedcore.commands.bench.spread import Spread, percentile, weighted_percentile
-from pagedcore.commands.bench.throughput import PROMPTS_AT_ONCE, PROMPTS_EACH_IN_FLIGHT
+from pagedcore.commands.bench.throughput import PROMPTS_AT_ONCE, PROMPTS_EACH_IN_FLIGHT, check_enough_prompts
 from pagedcore.commands.bench.workloads import BenchRequest, Load
 from pagedcore.errors import ConfigError
 from pagedcore.models.progress import Progress
@@ -45,6 +45,7 @@ class ServeWork:
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.rates is not None:
             raise ConfigError("--concurrency keeps a number in flight and --rate sends at random times; give one of them.")
+        check_enough_prompts(self.num_prompts, self.concurrency)
 
     def arrivals(self) -> list[Arrivals]:
         if self.concurrency is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pagedcore.commands.bench.facts import default_label, device_name, software_facts
+from pagedcore.commands.bench.facts import default_label, device_name, model_shape, software_facts
 from pagedcore.commands.bench.local_server import engine_arguments, local_server
 from pagedcore.commands.bench.online_load import run_online
 from pagedcore.commands.bench.online_stream import Endpoint
@@ -50,6 +50,7 @@ def run_serve(target: Target, work: ServeWork, label: str | None) -> Results:
         "device": _device(target),
         "url": target.url,
         "model": endpoint.model,
+        **_shape(target),
         "engine_flags": None if target.url is not None else " ".join(engine_arguments(target.config)),
     }
     asked: dict[str, Fact] = {
@@ -82,6 +83,15 @@ def _served(target: Target) -> Iterator[str]:
         return
     with local_server(target.config) as url:
         yield url
+
+
+def _shape(target: Target) -> dict[str, Fact]:
+    """Of the model that a server of ours served; another tells nothing of its own."""
+    if target.url is not None:
+        return {}
+    from pagedcore.models.source import resolve_model
+
+    return model_shape(resolve_model(target.config).model_dir)
 
 
 def _device(target: Target) -> str:

@@ -104,6 +104,10 @@ def _rate(point: Point) -> str:
     return f"{_one(point['rate'])} {point['unit']}"
 
 
+def _sizes(point: Point) -> str:
+    return f"{point['in_features']} x {point['out_features']}"
+
+
 def _caching(point: Point) -> str:
     return "on" if point["prefix_caching"] else "off"
 
@@ -150,6 +154,16 @@ COLUMNS: dict[Command, Sequence[Column]] = {
         ("reached", _rate),
         ("of the\nroof", _percent("share")),
     ),
+    "products": (
+        ("matrix", _value("matrix")),
+        ("inputs x\noutputs", _sizes),
+        ("rows", _value("rows")),
+        ("packed\nus", _value("us")),
+        ("range of\nrounds", _range("us")),
+        ("16 bit\nus", _value("plain_us")),
+        ("speed-\nup", _value("speed_up")),
+        ("of the\nread roof", _percent("share")),
+    ),
 }
 
 EMPTY = "the prefix cache is empty before each round."
@@ -163,5 +177,9 @@ TIMED: dict[Command, str] = {
     "kernels": (
         "Timed: replays of a CUDA graph (prefill: calls), past the L2 cache. The roof is what this card reached just before. "
         "Work: sequences x tokens; linear: rows x inputs x outputs."
+    ),
+    "products": (
+        "Timed: CUDA graphs, past the L2 cache, with packed weights and with 16-bit ones, each as the engine multiplies with them. "
+        "The roof: reading the packed weights once."
     ),
 }

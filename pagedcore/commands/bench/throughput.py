@@ -31,6 +31,9 @@ class ThroughputWork:
     """Requests in flight, one point each; None sends all at once."""
     rounds: int
 
+    def __post_init__(self) -> None:
+        check_enough_prompts(self.num_prompts, self.concurrency)
+
     def loads(self) -> list[tuple[int, Load]]:
         """Requests in flight, and the load, of each point."""
         if self.concurrency is None:
@@ -51,6 +54,15 @@ def check_runs_at_once(number: int, max_num_seqs: int, flag: str) -> None:
     """Raise `ConfigError` where requests would wait that are to be in flight."""
     if number > max_num_seqs:
         raise ConfigError(f"{flag} {number} is more than max_num_seqs, {max_num_seqs}: the rest would wait; raise --max-num-seqs.")
+
+
+def check_enough_prompts(num_prompts: int | None, concurrency: Sequence[int] | None) -> None:
+    """Raise `ConfigError` for fewer requests than are to be in flight."""
+    most = max(concurrency or [0])
+    if num_prompts is not None and num_prompts < most:
+        raise ConfigError(
+            f"--num-prompts {num_prompts} are too few for --concurrency {most}: so many were never in flight; raise it, or leave it out."
+        )
 
 
 def _measure(engine: EngineRounds, load: Load, concurrency: int, num_rounds: int, progress: Progress) -> Point:

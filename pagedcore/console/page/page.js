@@ -121,7 +121,7 @@ function choose(tab, { focus = false } = {}) {
 function refreshTab() {
   if (state.tab === "now") change.refresh().then(draw);
   if (state.tab === "requests") requests.refresh();
-  if (state.tab === "advice") refreshAdvice(shownStats(), onError);
+  if (state.tab === "advice") refreshAdvice(shownStats(), { onError, openRequest: (id) => requests.open(id) });
 }
 
 for (const name of TABS) byId(`tab-${name}`).addEventListener("click", () => choose(name));

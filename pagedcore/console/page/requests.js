@@ -45,7 +45,7 @@ export class Requests {
   draw(records, search) {
     this.placeRows(records);
     byId("requests-empty").hidden = records.length > 0 || search !== "";
-    document.querySelector(".table-wrap").hidden = records.length === 0;
+    byId("requests-table").hidden = records.length === 0;
     const shown = records.length === LIMIT ? `The newest ${LIMIT}` : `${records.length}`;
     byId("requests-count").textContent = records.length || search ? `${shown} ${records.length === 1 ? "request" : "requests"}${search ? " found" : ""}` : "";
   }

@@ -7,6 +7,9 @@ export function drawTenants(rows) {
   byId("tenants").hidden = rows.every((row) => row.tenant === "");
   byId("tenant-rows").replaceChildren(...rows.map((row) => el("tr", {},
     el("th", { scope: "row", class: "name", title: row.tenant }, row.tenant === "" ? "without a tenant" : row.tenant),
-    ...[count(row.num_waiting), count(row.num_running), count(row.prompt_tokens), count(row.output_tokens), seconds(row.ttft_p50_s), seconds(row.ttft_p99_s)]
-      .map((text) => el("td", { class: "num" }, text)))));
+    ...Object.entries({
+      Waiting: count(row.num_waiting), Running: count(row.num_running),
+      "Prompt tokens": count(row.prompt_tokens), "Output tokens": count(row.output_tokens),
+      "First token p50": seconds(row.ttft_p50_s), p99: seconds(row.ttft_p99_s),
+    }).map(([label, text]) => el("td", { class: "num", "data-label": label }, text)))));
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedcore_kernels.triton_ops import attention_prefill_cudnn
+from pagedcore_kernels.triton_ops.attention_common import UNSEEN, ScoreScale, softmax_step
 from pagedcore_kernels.triton_ops.attention_settings import DecodeConfig, PrefillConfig, PrefixConfig
 from support.attention_problems import Problem, Sizes
 
@@ -283,3 +286,22 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     problem.seq_lens = problem.seq_lens.long()
     with pytest.raises(ValueError, match="must be int32"):
         problem.prefill(SMALL_QUERY_TILES)
+
+
+@triton.jit
+def _first_step_kernel(seen_ptr, out_ptr, score_scale) -> None:
+    """The weights of two rows after their first tile of 16 keys."""
+    places = tl.arange(0, 2)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    maxima = tl.full([2], UNSEEN, tl.float32)
+    weights, _, _ = softmax_step(tl.full([2, 16], 3.0, tl.float32), tl.load(seen_ptr + places) > 0, maxima, score_scale, 0.0, False, True)
+    tl.store(out_ptr + places, weights)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_a_row_that_has_seen_no_key_yet_has_no_weights(head_dim: int) -> None:
+    """Were its maximum that of its hidden keys, each had the weight 2^x of a rounding error x, which may be infinite."""
+    seen = torch.zeros(2, 16, dtype=torch.int32)
+    seen[1, 4:] = 1
+    weights = torch.full((2, 16), float("nan"))
+    _first_step_kernel[(1,)](seen, weights, ScoreScale.of(head_dim**-0.5, 1.0, None).score_scale)
+    assert torch.equal(weights, seen.float())

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from pagedcore_kernels.packed_weights import pack_weights
 from pagedcore_kernels.reference import packed_linear as reference
+from pagedcore_kernels.triton_ops import code_expansion
+from pagedcore_kernels.triton_ops.code_expansion import _less_zero, expand_scaled
 from pagedcore_kernels.triton_ops.dequantize import dequantize
 from pagedcore_kernels.triton_ops.packed_linear import packed_linear
 from pagedcore_kernels.triton_ops.packed_settings import FewRowsConfig, ManyRowsConfig, PackedConfig
@@ -75,6 +80,30 @@ def test_weights_expand_to_the_very_bits_of_the_reference(out_features, in_featu
     out = poisoned(out_features, in_features, dtype=dtype)
     assert dequantize(packed, dtype, out=out) is out
     assert torch.equal(out, reference.dequantize(packed, dtype))
+
+
+@triton.jit
+def _less_zero_kernel(scales_ptr, out_ptr, offset: tl.constexpr, zero: tl.constexpr, num: tl.constexpr) -> None:
+    places = tl.arange(0, num)
+    like = tl.load(out_ptr + places)
+    tl.store(out_ptr + places, _less_zero(tl.load(scales_ptr + places), like, offset, zero))
+
+
+@pytest.mark.parametrize(  # the interpreter makes no bfloat16 constants
+    ("dtype", "uniform_zero"), [(torch.float16, None), (torch.bfloat16, None), (torch.float16, 0), (torch.float16, 16)]
+)
+def test_what_cards_add_to_4_bit_codes_takes_off_each_zero_point_exactly(
+    dtype: torch.dtype, uniform_zero: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_expansion, "INTERPRETED", False)
+    zeros = torch.arange(32, dtype=torch.uint8) % 17
+    codes, scales = torch.zeros(32, 64, dtype=torch.uint8), (0.5 + torch.rand(32, 1)).to(dtype).float()
+    stored = pack_weights(codes, scales, zeros[:, None]).scales[0, :32].contiguous()
+    wanted = zeros.double() if uniform_zero is None else torch.full((32,), uniform_zero, dtype=torch.float64)
+    for offset in expand_scaled(dtype, 4).offsets:
+        out = poisoned(32, dtype=dtype)
+        _less_zero_kernel[(1,)](stored, out, offset, -1 if uniform_zero is None else uniform_zero, 32)
+        assert torch.equal(out.double(), -(offset + wanted))
 
 
 @pytest.mark.parametrize("width", [33, 1030])

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagedcore.runtime import sampler
+from pagedcore.sampling_params import SamplingParams
 from pagedcore_kernels.reference import sample_tokens as reference
 from pagedcore_kernels.triton_ops.sampling import SamplingLaunch, choose_sampling_launch, sample_tokens
+from support import sampler_checks
 from support.draw_checks import RowSettings, check_draws, settings_tensors
 from support.noise_checks import check_noise
 
@@ -182,3 +185,26 @@ def test_a_draw_does_not_depend_on_how_the_row_is_cut_nor_on_its_neighbours() ->
     for index in (4, 9):
         alone = sample_tokens(logits[index : index + 1], **settings_tensors(rows[index : index + 1])).token_ids
         assert alone.tolist() == [together[0][index]]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.parametrize("vocab_size", [50, 5000])
+def test_the_runtimes_sampler_draws_by_the_kernel_what_it_draws_in_torch(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kind of setting, with penalties, bias and a masked row; where kernels run, nothing is ordered."""
+    logits, params = sampler_checks.mixed_rows(vocab_size)
+    logits[1] = -math.inf
+    logits[2, 3] = math.nan
+    history = [[index % vocab_size, 4, 4] for index in range(12)]
+    expected = sampler_checks.sample(logits, params, outputs=history)
+    monkeypatch.setattr(sampler, "uses_triton", lambda tensor: True)
+    monkeypatch.setattr(sampler, "order_candidates", lambda *_: pytest.fail("the vocabulary is ordered"))
+    drawn = sampler_checks.sample(logits, params, outputs=history)
+    assert drawn.status.tolist() == expected.status.tolist() == [0, 1, 1] + [0] * 9
+    assert drawn.token_ids[3:].tolist() == expected.token_ids[3:].tolist()
+
+
+def test_the_runtimes_sampler_names_a_row_whose_tokens_are_all_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "uses_triton", lambda tensor: True)
+    logits, masked = normal(2, 10), SamplingParams(seed=1, min_tokens=4)
+    drawn = sampler_checks.sample(logits, [masked, SamplingParams(seed=1)], stop_ids=frozenset(range(10)))
+    assert drawn.status.tolist() == [2, 0]

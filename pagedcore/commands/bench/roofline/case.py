@@ -76,3 +76,7 @@ class Case:
     make: Callable[[], Work]
     captures: bool = True
     """Timed in replays of a CUDA graph; else, for calls of milliseconds, one by one."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel}, {self.work}"

@@ -33,14 +33,14 @@ class Roofs:
 
 
 def measure_roofs(dtype: torch.dtype, num_rounds: int) -> Roofs:
-    read, copy = _measure_memory(num_rounds)
+    read, copy = measure_memory(num_rounds)
     torch.cuda.empty_cache()
     left, right = (torch.randn(MATRIX, MATRIX, device="cuda", dtype=dtype) for _ in range(2))
     matmul_us = statistics.median(time_calls(lambda: left @ right, num_rounds))
     return Roofs(read_bytes_per_s=read, copy_bytes_per_s=copy, matmul_flops_per_s=2e6 * MATRIX**3 / matmul_us)
 
 
-def _measure_memory(num_rounds: int) -> tuple[float, float]:
+def measure_memory(num_rounds: int) -> tuple[float, float]:
     """Bytes a second of a sum, and of a copy."""
     free, _ = torch.cuda.mem_get_info()
     source = torch.ones(min(MAX_BYTES, int(free * SHARE_OF_FREE)) // 4, device="cuda")

@@ -1,0 +1,168 @@
+"""A killed process leaves a folder in which each request that it had received has ended, once, whoever looks and however often."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pagedcore.observe.exposition import multiprocess_text
+from pagedcore_adapters import _prometheus_dir
+from pagedcore_adapters._killed_processes import settle_process
+from pagedcore_adapters._prometheus_dir import VARIABLE, forget_ended_processes, forget_process
+from support.repository import ROOT
+from support.served import wait_until
+
+WORKER = """
+import os, sys, time
+sys.path[:0] = {paths!r}
+from pagedcore.metrics_compat.ledgers import ledger_for
+from pagedcore.observe.recorder import Recorder
+from pagedcore.async_engine import AsyncEngine
+from pagedcore.client import ModelInfo
+from pagedcore.core.scheduler import Scheduler
+from pagedcore.engine_build import recorder_info, scheduler_limits
+from pagedcore.engine_loop import EngineLoop, EngineParts
+from support.core_builders import make_request
+from support.engine_builder import GatedRunner, make_plan
+from support.fake_runner import VOCAB_SIZE, FakeRunner
+
+plan = make_plan(metrics_instance=sys.argv[1], max_num_seqs=2)
+runner = GatedRunner(FakeRunner(plan.num_blocks, plan.block_size))
+runner.gate.set()
+info = ModelInfo(model_names=("fake",), max_model_len=plan.max_model_len, created_s=0, vocab_size=VOCAB_SIZE)
+recorder = Recorder(recorder_info(plan), ledger=ledger_for(sys.argv[2] or None))
+loop = EngineLoop(EngineParts(plan=plan, info=info, scheduler=Scheduler(scheduler_limits(plan)), runner=runner, recorder=recorder))
+engine = AsyncEngine(loop=loop)
+
+def ask(name, **fields):
+    told = []
+    loop.submit(make_request(name, list(range(20)), max_tokens=3, **fields), told.extend)
+    return told
+
+def wait(told):
+    while not any(update.finish_reason for update in told):
+        time.sleep(0.001)
+
+wait(ask("done"))
+wait(ask("of a tenant", tenant="t", adapter="litserve"))
+wait(ask("refused", tenant="t", request_class="c", num_choices=1, priority=3))
+runner.waiting.clear()
+runner.gate.clear()
+for number in range({num_open}):
+    ask(f"open {{number}}", tenant="t" if number % 2 else None, adapter="bentoml" if number == 3 else "litserve", request_class="c")
+runner.waiting.wait(60)
+for index in range(2):
+    name = f"n#{{index}}" if index else "n"
+    ask(name, group_id="n", choice_index=index, num_choices=2)
+{end}
+"""
+KILLED = "os.kill(os.getpid(), 9)"
+CLOSED = "runner.gate.set(); engine.close_sync()"
+PATHS = [str(ROOT / folder) for folder in (".", "kernels", "adapters", "tests")]
+
+
+def work(folder: Path, *, engine: str = "0", compat: str = "", num_open: int = 4, end: str = KILLED) -> int:
+    """A worker's life; returns its pid."""
+    code = WORKER.format(paths=PATHS, num_open=num_open, end=end)
+    env = {**os.environ, VARIABLE: str(folder), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code, engine, compat], env=env)
+    assert process.wait(120) == (-9 if end == KILLED else 0)
+    return process.pid
+
+
+def total(folder: Path, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(multiprocess_text(str(folder))[0].decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+def check_balance(folder: Path) -> None:
+    """Received is ended, under the labels of each, and each prompt that was looked up has a fate."""
+    assert total(folder, "pagedcore_received_requests_total") == total(folder, "pagedcore_requests_total")
+    for labels in ({"tenant": "t"}, {"class": "c"}, {"adapter": "litserve"}, {"adapter": "bentoml"}, {"adapter": "library"}):
+        received, ended = (total(folder, f"pagedcore_{name}_total", **labels) for name in ("received_requests", "requests"))
+        assert received == ended, labels
+    looked_up = total(folder, "pagedcore_prefix_cache_queries_tokens_total")
+    told = ("prefix_cache_hit_tokens", "computed_prompt_tokens", "abandoned_prompt_tokens")
+    assert looked_up == sum(total(folder, f"pagedcore_{name}_total") for name in told) > 0
+
+
+def test_what_a_killed_process_had_open_is_counted_as_failed_under_its_own_labels(tmp_path: Path) -> None:
+    pid = work(tmp_path)
+    assert total(tmp_path, "pagedcore_received_requests_total") == 8
+    assert total(tmp_path, "pagedcore_requests_total") == 3
+    assert settle_process(pid, tmp_path) == 5
+    check_balance(tmp_path)
+    statuses = {status: total(tmp_path, "pagedcore_requests_total", status=status) for status in ("completed", "rejected", "error")}
+    assert statuses == {"completed": 2, "rejected": 1, "error": 5}
+    assert total(tmp_path, "pagedcore_requests_total", status="error", tenant="t", **{"class": "c"}) == 2
+    assert total(tmp_path, "pagedcore_requests_total", status="error", adapter="bentoml") == 1
+    assert total(tmp_path, "pagedcore_requests_total", engine="0") == 8
+    assert not list(tmp_path.glob("gauge_*"))
+
+
+def test_it_is_counted_once_however_often_and_by_however_many_it_is_looked_at(tmp_path: Path) -> None:
+    pid = work(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: settle_process(pid, tmp_path), range(8)))
+    assert sorted(found) == [0] * 7 + [5]
+    assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
+
+
+def test_a_process_that_ended_in_order_leaves_nothing_to_settle(tmp_path: Path) -> None:
+    pid = work(tmp_path, end=CLOSED)
+    check_balance(tmp_path)
+    assert total(tmp_path, "pagedcore_received_requests_total") == 8
+    assert settle_process(pid, tmp_path) == 0
+    check_balance(tmp_path)
+
+
+def test_the_names_of_vllm_say_the_same(tmp_path: Path) -> None:
+    pid = work(tmp_path, compat="vllm")
+    before = total(tmp_path, "vllm:request_success_total", finished_reason="error")
+    settle_process(pid, tmp_path)
+    assert total(tmp_path, "vllm:request_success_total", finished_reason="error") == before + 5
+
+
+def test_two_engines_of_two_processes_keep_their_own(tmp_path: Path) -> None:
+    first, second = work(tmp_path, engine="0"), work(tmp_path, engine="1", num_open=2)
+    assert (settle_process(first, tmp_path), settle_process(second, tmp_path)) == (5, 3)
+    assert total(tmp_path, "pagedcore_requests_total", engine="1", status="error") == 3
+
+
+def test_who_starts_in_the_stead_of_others_settles_for_those_that_ended_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    pid = work(tmp_path)
+    monkeypatch.setattr(_prometheus_dir, "_is_running", lambda one: one == pid)
+    forget_ended_processes()
+    assert total(tmp_path, "pagedcore_requests_total", status="error") == 0
+    monkeypatch.undo()
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    forget_ended_processes()
+    assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
+    assert forget_process(pid) == 0
+
+
+def test_without_a_folder_there_is_nothing_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    forget_ended_processes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_one_that_has_ended_and_whose_parent_has_not_asked_is_over() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
+        wait_until(lambda: not _prometheus_dir._is_running(child.pid), 60, "its end is seen")
+        assert child.returncode is None
+
+
+@pytest.mark.parametrize("content", [b"\1\0", b"\xff" * 100, None], ids=["just made", "damaged", "never made"])
+def test_a_file_that_cannot_be_read_costs_nothing_else(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "counter_1.db").write_bytes(content)
+    assert settle_process(1, tmp_path) == 0
