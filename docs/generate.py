@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from typer.main import get_command
@@ -13,16 +17,18 @@ from pagedcore.cli import app
 from pagedcore.commands.field_docs import field_docs
 from pagedcore.config import EngineConfig
 from pagedcore.metrics_compat.vllm_names import VLLM_FAMILIES
+from pagedcore.models import cache_folder
 from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES, Family
 from pagedcore.openai.settings import ServerSettings
 from pagedcore.sampling_params import SamplingParams
+from pagedcore_adapters import _environment
 
 HERE = Path(__file__).parent
 NOTICE = "<!-- Written by docs/generate.py. Do not edit. -->\n\n"
 
 
 def settings_page() -> str:
-    """Every field of the config, the server's settings and the sampling parameters, and the flags that only the server has."""
+    """Every field of the config, the server's settings and the sampling parameters, the flags that only the server has, and variables."""
     return (
         f"{NOTICE}# Settings\n\nKeywords of `LLM`, `AsyncEngine` and `EngineConfig`; flags of `pagedcore serve` with `-` for `_`.\n\n"
         + _field_table(EngineConfig)
@@ -32,6 +38,10 @@ def settings_page() -> str:
         + _field_table(ServerSettings)
         + "\n# Sampling parameters\n\nFields of `SamplingParams`, and of the body of a completion request.\n\n"
         + _field_table(SamplingParams)
+        + "\n# Environment variables\n\nBeside those of flags above, of any use of pagedcore:\n\n"
+        + _variable_table(cache_folder)
+        + "\nOf a BentoML service, each where `build_service` is given nothing in its place, as in `PagedCoreService`:\n\n"
+        + _variable_table(_environment)
     )
 
 
@@ -69,6 +79,21 @@ def _flag_table(command: str) -> str:
     options = [option for option in get_command(app).commands[command].params if option.name not in fields]
     rows = [f"| {_spelled(option)} | {_shown(option.default)} | {_cell(option.help)} |" for option in options]
     return "| flag | default | what it does |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _variable_table(module: ModuleType) -> str:
+    rows = [f"| `{name}` | {_cell(text)} |" for name, text in _variables(module)]
+    return "| variable | what it holds |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _variables(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Constants that name one, and the text below each."""
+    body = ast.parse(inspect.getsource(module)).body
+    for statement, following in pairwise(body):
+        match statement, following:
+            case ast.Assign(value=ast.Constant(value=str(name))), ast.Expr(value=ast.Constant(value=str(text))):
+                if name.startswith("PAGEDCORE_"):
+                    yield name, text
 
 
 def _spelled(option: Any) -> str:

@@ -202,10 +202,11 @@ class EngineLoop:
         self._recorder.flush()
 
     def count_lost(self, ends: Sequence[Finished]) -> None:
-        """Requests that an engine before this one took with it when it died: they have arrived and ended in the books of this one."""
-        for request in {end.request.group_id: end.request for end in ends}.values():
-            self._recorder.received(request)
-        self.call(partial(self._beside.extend, ends))
+        """Requests that an engine before this one took with it when it died: they have arrived and ended in the books of this one.
+
+        Raises `EngineClosedError` when the engine is closed; the books then have neither.
+        """
+        self.call(partial(self._take_lost, ends))
 
     def check(self) -> None:
         """Raise AssertionError where an owner's state contradicts itself; changes nothing."""
@@ -304,6 +305,12 @@ class EngineLoop:
             self._scheduler.abort(message.request_id, now_s)
         else:
             self._scheduler.finish(message.request_id, message.num_tokens, message.stop_reason, now_s)
+
+    def _take_lost(self, ends: Sequence[Finished]) -> None:
+        if self._records:
+            for request in {end.request.group_id: end.request for end in ends}.values():
+                self._recorder.received(request)
+            self._beside += ends
 
     def _add(self, message: AddRequest, outbox: Outbox, now_s: float) -> None:
         if message.request_id in self._outboxes:

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -30,13 +31,20 @@ class Inbox:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._note_received = note_received
         self._refusal: EngineClosedError | None = None
-        self._lock = threading.RLock()  # a stream that is garbage-collected under it puts an abort in
+        self._lock = threading.RLock()
 
     def put_message(self, message: InboxMessage, outbox: Outbox | None) -> None:
-        with self._lock:
-            self._raise_if_refused()
-            if isinstance(message, AddRequest):
+        """Only a request needs the lock, and waits for it: an abort may come from the garbage collector, under any lock of its thread.
+
+        One that slips in after `refuse` is for nobody.
+        """
+        if isinstance(message, AddRequest):
+            with self._lock:
+                self._raise_if_refused()
                 self._note_received(message)
+                self._items.put(("message", message, outbox))
+        else:
+            self._raise_if_refused()
             self._items.put(("message", message, outbox))
 
     def put_fault(self, request: AddRequest, fault: PagedCoreError, outbox: Outbox) -> None:
@@ -70,12 +78,11 @@ class Inbox:
             return
 
     def refuse(self, error: EngineClosedError) -> list[tuple[AddRequest, Outbox]]:
-        """Take nothing more: calls that wait raise the error, and the requests that wait are given back."""
+        """Take nothing more: calls that wait raise the error, and the requests that wait are given back. From any number of threads."""
         with self._lock:
             self._refusal = error
         requests: list[tuple[AddRequest, Outbox]] = []
-        while not self._items.empty():
-            kind, subject, answer = self._items.get_nowait()
+        for kind, subject, answer in self._left():
             if kind == "call":
                 fulfil(answer, partial(_raise, error))
             elif kind == "fault":
@@ -83,6 +90,11 @@ class Inbox:
             elif isinstance(subject, AddRequest):
                 requests.append((subject, answer))
         return requests
+
+    def _left(self) -> Iterator[Item]:
+        with suppress(queue.Empty):
+            while True:
+                yield self._items.get_nowait()
 
     def _raise_if_refused(self) -> None:
         if self._refusal is not None:

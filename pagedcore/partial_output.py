@@ -66,9 +66,10 @@ class PartialOutput(CompletionOutput):
     """A choice that goes on. Fields that grow with it are made when somebody looks at them, and are the reader's own from then on: a copy
     for each token would cost more and more."""
 
-    __slots__ = ("_num_old_tokens", "_num_pieces", "_num_tokens", "_so_far")
+    __slots__ = ("_num_logprobs", "_num_old_tokens", "_num_pieces", "_num_tokens", "_so_far")
 
     _so_far: ChoiceSoFar
+    _num_logprobs: int
     _num_pieces: int
     _num_old_tokens: int
     _num_tokens: int
@@ -81,7 +82,7 @@ class PartialOutput(CompletionOutput):
         self._num_old_tokens = num_old_tokens
         self._num_tokens = len(so_far.token_ids)
         self.new_text = pieces[num_old_pieces] if num_pieces - num_old_pieces == 1 else "".join(pieces[num_old_pieces:])
-        self.logprobs = None if so_far.logprobs is None else list(so_far.logprobs)
+        self._num_logprobs = 0 if so_far.logprobs is None else len(so_far.logprobs)
         self.cumulative_logprob = so_far.cumulative_logprob
 
     def __getattr__(self, name: str) -> Any:
@@ -100,6 +101,8 @@ class PartialOutput(CompletionOutput):
             return so_far.token_ids[: self._num_tokens]
         if name == "new_token_ids":
             return so_far.token_ids[self._num_old_tokens : self._num_tokens]
+        if name == "logprobs":
+            return None if so_far.logprobs is None else so_far.logprobs[: self._num_logprobs]
         return so_far.index if name == "index" else None  # no reason yet
 
     def __eq__(self, other: object) -> bool:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,7 @@ Engine = tuple[str, ...]
 
 def settle_process(pid: int, folder: str | Path) -> int:
     """Count the requests that this process, which has ended, took with it, and forget its gauges. Returns how many there were."""
-    from prometheus_client.multiprocess import mark_process_dead
-
-    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+    _forget_gauges(pid, folder)
     path = Path(folder) / f"counter_{pid}.db"
     if not path.is_file():
         return 0
@@ -47,6 +45,16 @@ def settle_process(pid: int, folder: str | Path) -> int:
     except (OSError, ValueError, RuntimeError, struct.error) as error:  # all that a damaged or foreign file gives
         logger.error("What process %d took with it could not be counted: %s: %s", pid, type(error).__name__, error)
         return 0
+
+
+def _forget_gauges(pid: int, folder: str | Path) -> None:
+    from prometheus_client.multiprocess import mark_process_dead
+
+    is_done = False
+    while not is_done:
+        with suppress(FileNotFoundError):  # another process, which started at the same time, has just removed that file
+            mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+            is_done = True
 
 
 class _Counters:

@@ -58,9 +58,10 @@ def build_service(
 ) -> bentoml.Service[Any]:
     """A service for a user's own file: `svc = build_service(EngineConfig(...))`, then `bentoml serve file:svc`.
 
-    Without `config` the environment is read (`PAGEDCORE_CONFIG`, `PAGEDCORE_MODEL`, `PAGEDCORE_WARMUP_FILE`) when the worker starts;
-    without `settings` `PAGEDCORE_API_KEY` and `PAGEDCORE_CORS_ORIGINS` are read now. `options` go to `bentoml.service`; of `traffic`
-    and `labels` only what is named changes. At SIGTERM running requests have `drain_timeout_s` to end. No model is loaded in the parent.
+    When the worker starts, `PAGEDCORE_CONFIG` and `PAGEDCORE_MODEL` are read without `config`, and `PAGEDCORE_WARMUP_FILE` without
+    `warmup_file`; without `settings` `PAGEDCORE_API_KEY` and `PAGEDCORE_CORS_ORIGINS` are read now. `options` go to `bentoml.service`;
+    of `traffic` and `labels` only what is named changes. At SIGTERM running requests have `drain_timeout_s` to end. No model is loaded
+    in the parent.
     `socket` is that of an engine which runs already (`pagedcore engine --socket PATH`, also `PAGEDCORE_SOCKET`, which goes before the
     rest of the environment): all workers share it, none is made here, and its series stand in /engine/metrics.
     Each server on a machine needs its own BENTOML_HOME: BentoML empties the metrics folder in it when it starts.

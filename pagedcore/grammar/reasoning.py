@@ -29,6 +29,8 @@ class ReasoningEnd:
         num_words = -(-tokens.vocab_size // 32)
         self._free = memoryview(b"\xff" * (4 * num_words))
         self._overrunning = self._find_overrunning()
+        self._masks: dict[tuple[int, ...], memoryview] = {}
+        """Bytes of the text that may be missing -> the mask there; few, and some forbid half the vocabulary."""
 
     def after(self, said: bytes, token_id: int) -> bytes | None:
         """What has to be kept in mind of a reasoning that said this and now a token; None where it is over."""
@@ -40,9 +42,12 @@ class ReasoningEnd:
     def mask(self, said: bytes) -> memoryview:
         """The tokens that may come next: one bit a token, lowest first."""
         size = len(self._text)
-        begun = [missing for missing in self._overrunning if said.endswith(self._text[: size - missing])]
-        if not begun:
-            return self._free
+        begun = tuple(missing for missing in self._overrunning if said.endswith(self._text[: size - missing]))
+        if begun not in self._masks:
+            self._masks[begun] = self._mask_without(begun)
+        return self._masks[begun]
+
+    def _mask_without(self, begun: tuple[int, ...]) -> memoryview:
         mask = bytearray(self._free)
         for token_id in (token_id for missing in begun for token_id in self._overrunning[missing]):
             mask[token_id // 8] &= ~(1 << token_id % 8)
@@ -56,7 +61,7 @@ class ReasoningEnd:
             said = self._tokens.decode_bytes([token_id])
             if last not in said[:-1]:
                 continue
-            for missing in range(1, size):
+            for missing in range(1, min(size, len(said))):
                 if said.startswith(text[size - missing :]) and said[missing:].strip(WHITESPACE):
                     found[missing].append(token_id)
             if said.partition(text)[2].strip(WHITESPACE):
@@ -107,6 +112,17 @@ def reasoning_of(params: StructuredOutputsParams, end: ReasoningEnd, tokens: LLT
     """Of an output at its beginning."""
     if params.reasoning_start is None:
         return Reasoning(end, None)
-    token_ids = tokens.tokenize_str(params.reasoning_start)
-    text = f"<[{token_ids[0]}]>" if len(token_ids) == 1 else json.dumps(params.reasoning_start)
-    return Reasoning(end, library().LLMatcher(tokens, f"start: {text}", log_level=0, limits=library().LLParserLimits(**LIMITS)))
+    text = "start: " + _opening(params.reasoning_start, tokens)
+    return Reasoning(end, library().LLMatcher(tokens, text, log_level=0, limits=library().LLParserLimits(**LIMITS)))
+
+
+def _opening(text: str, tokens: LLTokenizer) -> str:
+    """The text in Lark form. A special token in it has to be named by its id: no literal matches one."""
+    token_ids = tokens.tokenize_str(text)
+    if len(token_ids) == 1:
+        return f"<[{token_ids[0]}]>"
+    parts, rest = list[str](), text
+    for token_id in filter(tokens.is_special_token, token_ids):
+        before, _, rest = rest.partition(tokens.decode_str([token_id]))
+        parts += [json.dumps(before), f"<[{token_id}]>"]
+    return " ".join([*parts, json.dumps(rest)])

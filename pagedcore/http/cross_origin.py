@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,9 +29,9 @@ P = ParamSpec("P")
 Answer = Callable[Concatenate[Request, P], Awaitable[Response]]
 
 
-def check_origins(origins: Sequence[str]) -> None:
-    """Raises `ConfigError` for what no browser sends as an Origin: it would never match."""
-    if isinstance(origins, str):
+def check_origins(origins: object) -> None:
+    """Raises `ConfigError` for what is no tuple of origins, and for what no browser sends as an Origin: it would never match."""
+    if not isinstance(origins, tuple):
         raise ConfigError(f"cors_origins is {shown(origins)} and must be a tuple of origins, such as ('https://example.org',), or ('*',).")
     if ANY in origins and len(origins) > 1:
         raise ConfigError("cors_origins holds '*', which is every origin, and others beside it; give '*' alone, or leave it out.")
@@ -40,8 +40,9 @@ def check_origins(origins: Sequence[str]) -> None:
             _check_origin(origin)
 
 
-def _check_origin(origin: str) -> None:
-    is_origin = _ORIGIN.fullmatch(origin) and origin == origin.lower() and not _WITH_DEFAULT_PORT.fullmatch(origin)
+def _check_origin(origin: object) -> None:
+    text = origin if isinstance(origin, str) else ""
+    is_origin = _ORIGIN.fullmatch(text) and text == text.lower() and not _WITH_DEFAULT_PORT.fullmatch(text)
     if not is_origin:
         raise ConfigError(
             f"cors_origins holds {shown(origin)}; an origin is scheme://host or scheme://host:port in lower case, without a path, a final "

@@ -14,7 +14,7 @@ from pagedcore.errors import ModelSourceError
 from pagedcore.models.progress import say
 
 CACHE_ENV = "PAGEDCORE_CACHE"
-"""Environment variable: the folder for what pagedcore keeps between runs."""
+"""Folder for what pagedcore keeps between runs; by default one in the platform's folder of caches."""
 
 MANIFEST_NAME = "pagedcore-manifest.json"
 _BUILDING = ".building"

@@ -270,10 +270,10 @@ class Recorder:
         self._write(lambda sink: self._ledger.export_counters(sink, keys))
 
     def _write(self, export: Callable[[EngineSink], None]) -> None:
-        if self._sink is None:
-            return
+        sink = self._sink  # `received` holds no lock: another thread may close meanwhile
         try:
-            export(self._sink)
+            if sink is not None:
+                export(sink)
         except (OSError, ValueError) as error:
             self._stop_export(f"{type(error).__name__}: {error}")
 

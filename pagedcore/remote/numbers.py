@@ -162,10 +162,11 @@ class Mirror:
         self._write(received.take() or Numbers())
 
     def _write(self, numbers: Numbers) -> None:
-        if self._sink is None:
+        sink = self._sink  # `open` holds no lock: another thread may close meanwhile
+        if sink is None:
             return
         try:
-            _apply(numbers, self._sink)
+            _apply(numbers, sink)
         except (OSError, ValueError) as error:
             self._stop_export(f"{type(error).__name__}: {error}")
 

@@ -115,6 +115,21 @@ def test_it_is_counted_once_however_often_and_by_however_many_it_is_looked_at(tm
     assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
 
 
+def test_gauges_that_another_process_removes_at_the_same_time_are_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode in ("liveall", "livesum"):
+        (tmp_path / f"gauge_{mode}_1.db").touch()
+    remove = os.remove
+
+    def second_to_remove(path: str) -> None:
+        remove(path)
+        monkeypatch.setattr(os, "remove", remove)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "remove", second_to_remove)
+    assert settle_process(1, tmp_path) == 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_process_that_ended_in_order_leaves_nothing_to_settle(tmp_path: Path) -> None:
     pid = work(tmp_path, end=CLOSED)
     check_balance(tmp_path)

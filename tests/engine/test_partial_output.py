@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import pickle  # noqa: TID251 - callers may pickle what they got
 import threading
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedcore.outputs import CompletionOutput
+from pagedcore.outputs import CompletionOutput, Logprob
 from pagedcore.partial_output import ChoiceSoFar, PartialOutput
 
 PIECES = st.lists(st.text(max_size=4), min_size=1, max_size=12)
@@ -61,6 +62,29 @@ def test_several_steps_that_nobody_looked_at_are_new_together() -> None:
     output = so_far.partial()
     assert (output.new_text, output.new_token_ids, output.text) == ("bcd", [2, 3, 4, 5], "abcd")
     assert (so_far.partial().new_text, so_far.partial().new_token_ids) == ("", [])
+
+
+def test_log_probabilities_are_those_of_the_tokens_so_far_and_copied_when_somebody_looks() -> None:
+    so_far = ChoiceSoFar(0, has_logprobs=True)
+    assert so_far.logprobs is not None
+    outputs = []
+    for token in range(3):
+        so_far.add([token], "a")
+        so_far.logprobs.append({token: Logprob(-0.5, 1, "a")})
+        outputs.append(so_far.partial())
+    assert all("logprobs" not in made(output) for output in outputs)
+    assert [[*map(list, output.logprobs or ())] for output in outputs] == [[[0]], [[0], [1]], [[0], [1], [2]]]
+    assert all("logprobs" in made(output) for output in outputs)
+
+
+def made(output: CompletionOutput) -> set[str]:
+    """Fields that have a value, without making one."""
+    found = set()
+    for name in CompletionOutput.__match_args__:
+        with suppress(AttributeError):
+            object.__getattribute__(output, name)
+            found.add(name)
+    return found
 
 
 def test_a_readers_lists_are_the_readers_own() -> None:

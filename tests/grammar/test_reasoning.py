@@ -95,6 +95,20 @@ def test_an_output_that_may_open_its_reasoning_does_or_follows_the_form_from_its
     assert plain.matcher.error is tagged.matcher.error is thinking.matcher.error is None
 
 
+def test_an_opening_may_hold_special_tokens_among_others() -> None:
+    backend = make_backend(has_markers=False)
+    backend.add_special_tokens([AddedToken("<|channel|>", normalized=False), AddedToken("<|message|>", normalized=False)])
+    grammars = Grammars(backend.to_str, backend.get_vocab_size(), [EOS])
+    params = form(choice=["kq"], reasoning_start="<|channel|>thought<|message|>", reasoning_end="<|channel|>answer<|message|>")
+    grammars.prepare(params)
+    matcher = grammars.open(params, [])
+    said = backend.encode("<|channel|>thought<|message|>so<|channel|>answer<|message|>kq", add_special_tokens=False).ids
+    for token_id in [*said, EOS]:
+        assert token_id in allowed(matcher), f"{backend.id_to_token(token_id)!r} is masked"
+        grammars.advance([matcher], [token_id])
+    assert matcher.reasoning is None
+
+
 def test_an_opening_that_has_begun_has_to_go_on_where_the_form_has_no_such_beginning() -> None:
     writer = Writer(form(choice=["kq"], **MAY_OPEN), has_markers=False)
     writer.write(writer.ids("<th"))
@@ -133,6 +147,16 @@ def test_rows_that_reason_and_rows_that_do_not_move_in_one_step() -> None:
     for token_ids in ([q, k, start], [end, q, q], [k, k, end]):
         GRAMMARS[True].advance(matchers, token_ids)
     assert [writer.allowed for writer in writers] == [{q}, {q}, {k}]
+
+
+def test_a_mask_is_made_once_for_each_place_in_the_end() -> None:
+    """A short end forbids much of a vocabulary, and each step of each output asks for a mask."""
+    one, other = (Writer(form(choice=["kq"], reasoning_end=">"), has_markers=True) for _ in range(2))
+    first = one.matcher.mask()
+    assert one.all_ids - one.allowed == {one.id_of(OVERRUNNING), one.id_of(WHOLE)}
+    one.write(one.ids("a"))
+    assert one.matcher.mask() is first
+    assert other.matcher.mask() is first
 
 
 def test_ends_are_not_kept_for_ever() -> None:

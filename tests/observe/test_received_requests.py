@@ -99,3 +99,20 @@ def test_what_an_engine_before_this_one_took_along_is_received_and_ended_here() 
     counted.loop.call(lambda: None).result(60)
     counted.loop.close()
     assert counted.num("received_requests_total") == counted.num("requests_total", status="error") == 2
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "not recording"])
+def test_an_engine_that_does_not_count_their_ends_does_not_receive_them(is_closed: bool) -> None:
+    from pagedcore.remote.lost_requests import lost_ends
+    from pagedcore.remote.open_requests import OpenRequest
+
+    counted, ends = Counted(), lost_ends([OpenRequest(make_request("h", []), ignore)], 1.0)
+    if is_closed:
+        counted.loop.close()
+        with pytest.raises(EngineClosedError):
+            counted.loop.count_lost(ends)
+    else:
+        counted.loop.pause_recording()
+        counted.loop.count_lost(ends)
+        counted.loop.close()
+    assert counted.num("received_requests_total") == counted.num("requests_total") == 0

@@ -175,6 +175,12 @@ def test_a_star_stands_alone_and_a_text_is_no_list() -> None:
         ServerSettings(cors_origins=PAGE)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("origins", [None, 5, [PAGE], (5,), (None,)])
+def test_what_is_no_tuple_of_texts_is_refused(origins: Any) -> None:
+    with pytest.raises(ConfigError, match="cors_origins"):
+        ServerSettings(cors_origins=origins)
+
+
 def test_origins_that_browsers_send_are_taken() -> None:
     origins = ("http://localhost:3000", "https://page.example:8443", "chrome-extension://abcdef", "tauri://localhost", "http://[::1]:80000")
     assert ServerSettings(cors_origins=origins).cors_origins == origins
