@@ -258,7 +258,7 @@ class Front:
                 request_id=group_id if index == 0 else f"{group_id}#{index}",
                 group_id=group_id,
                 prompt_token_ids=prompt.token_ids,
-                params=params.replace(n=1, seed=_choice_seed(seed, index), prompt_logprobs=params.prompt_logprobs if index == 0 else None),
+                params=params.for_choice(_choice_seed(seed, index), has_prompt_logprobs=index == 0),
                 arrival_s=arrival_s,
                 choice_index=index,
                 num_choices=params.n,

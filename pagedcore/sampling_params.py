@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -88,6 +89,17 @@ class SamplingParams:
     def replace(self, **changes: object) -> SamplingParams:
         """A copy with some fields changed, checked like a new one."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def for_choice(self, seed: int, *, has_prompt_logprobs: bool) -> SamplingParams:
+        """What one choice of these asks for. Not checked again: it asks for nothing more, and a burst makes one for each request."""
+        choice, set_field = object.__new__(SamplingParams), object.__setattr__
+        for name, value in zip(_DEFAULTS, _VALUES(self), strict=True):
+            set_field(choice, name, value)
+        set_field(choice, "n", 1)
+        set_field(choice, "seed", seed)
+        if not has_prompt_logprobs:
+            set_field(choice, "prompt_logprobs", None)
+        return choice
 
     def clone(self) -> SamplingParams:
         """A copy (the object is frozen, so it is itself)."""
@@ -202,6 +214,7 @@ _NORMAL_FORMS: Mapping[str, Callable[[str, object], object]] = {
     "structured_outputs": lambda name, value: StructuredOutputsParams.of(value),
 }
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+_VALUES = operator.attrgetter(*_DEFAULTS)
 
 
 def _validate(p: SamplingParams, given: set[str]) -> None:

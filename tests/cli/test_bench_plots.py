@@ -135,6 +135,16 @@ def test_a_layers_time_is_drawn_where_each_matrix_was_measured_and_runs_are_told
     assert labels[2:4] == ["pagedcore 0.1.0, a layer's together", "awq, qkv: 4,096 x 12,288"]
 
 
+@needs_matplotlib
+def test_labels_of_near_numbers_of_rows_and_a_long_legend_cover_nothing() -> None:
+    points = [product_point(name, rows, 10.0, 25.0) for name in ("qkv", "out", "down") for rows in (64, 96, 128, 160, 192, 256)]
+    figure = make_figure([results("products", points), results("products", points, label="awq")])
+    figure.draw_without_rendering()
+    _, gain = figure.axes
+    assert [text.get_text() for text in gain.get_xticklabels()] == ["64", "", "128", "", "", "256"]
+    assert gain.get_legend().get_window_extent().y1 < gain.get_window_extent().y0
+
+
 def _lines(axes: Axes) -> list[tuple[list[float], list[float]]]:
     return [(list(container.lines[0].get_xdata()), list(container.lines[0].get_ydata())) for container in axes.containers]
 

@@ -132,3 +132,14 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
 def test_stop_strings_need_text() -> None:
     with pytest.raises(InvalidRequestError, match="detokenize=True"):
         SamplingParams(stop=["a"], detokenize=False)
+
+
+@pytest.mark.parametrize("has_prompt_logprobs", [True, False])
+def test_a_choice_asks_for_what_a_checked_copy_would(has_prompt_logprobs: bool) -> None:
+    asked = SamplingParams(
+        n=3, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, max_tokens=9, min_tokens=2, stop="end", stop_token_ids=[4], bad_words=["no"],
+        logit_bias={5: 1.5}, repetition_penalty=1.1, logprobs=2, prompt_logprobs=3, skip_special_tokens=False,
+    )  # fmt: skip
+    checked = asked.replace(n=1, seed=11, prompt_logprobs=3 if has_prompt_logprobs else None)
+    assert asked.for_choice(11, has_prompt_logprobs=has_prompt_logprobs) == checked
+    assert (asked.n, asked.seed, asked.prompt_logprobs) == (3, None, 3)

@@ -53,14 +53,21 @@ def test_torch_sees_the_engines_memory_in_this_process(model_dir: Path) -> None:
 
     from pagedcore import LLM
 
-    before = torch.cuda.memory_allocated()
-    with LLM(**options(model_dir)) as llm:  # type: ignore[arg-type]
-        stats = llm.stats()
-        allocated = torch.cuda.memory_allocated() - before
-        assert stats.device_memory_bytes_by_kind["kv_cache"] > 1 << 30
-        assert allocated >= stats.device_memory_bytes_by_kind["weights"] + stats.device_memory_bytes_by_kind["kv_cache"]
-        assert llm.engine.plan.overlap
-    assert torch.cuda.memory_allocated() - before < 64 << 20
+    def allocated() -> int:
+        return torch.cuda.memory_allocated()
+
+    left: list[int] = []
+    for _ in range(2):  # the first one of a process leaves workspaces of torch's products and of the kernels to the next
+        before = allocated()
+        with LLM(**options(model_dir)) as llm:  # type: ignore[arg-type]
+            stats = llm.stats()
+            assert stats.device_memory_bytes_by_kind["kv_cache"] > 1 << 30
+            taken = stats.device_memory_bytes_by_kind["weights"] + stats.device_memory_bytes_by_kind["kv_cache"]
+            assert allocated() - before >= taken
+            assert llm.engine.plan.overlap
+        left.append(allocated() - before)
+    assert left[0] < 256 << 20
+    assert left[1] < 64 << 20
 
 
 @pytest.mark.parametrize("overlap", [True, False])

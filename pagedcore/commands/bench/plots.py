@@ -28,6 +28,10 @@ ROOFS = {
 """Name of a roof in the legend."""
 LOG_STEP = 4
 """Values of an axis that span this factor or more are drawn on a logarithmic one."""
+LABEL_STEP = 1.6
+"""Its labels are this factor apart, or more."""
+MOST_INSIDE = 6
+"""Lines that a legend inside of its panel names: one of more would cover them, and stands below."""
 
 
 def check_plot_file(path: Path) -> None:
@@ -73,6 +77,8 @@ def heading(runs: Sequence[Results]) -> str:
 
 
 def _height(runs: Sequence[Results]) -> float:
+    if runs[0].command == "products":
+        return 5.0 if len(runs) == 1 else 6.2  # the legend stands below
     if runs[0].command != "kernels":
         return 5.0
     return 1.8 + 0.3 * sum(len(run.points) for run in runs)
@@ -194,16 +200,29 @@ def _finish_lines(axes: Axes, runs: Sequence[Results], x: str, x_label: str, y_l
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     places = sorted({_number(point[x]) for run in runs for point in run.points})
+    labelled = places
     if len(places) > 1 and places[-1] / places[0] >= LOG_STEP:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(places, [f"{place:,g}" for place in places])
+        labelled = _apart(places)
+    axes.set_xticks(places, [f"{place:,g}" if place in labelled else "" for place in places])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.grid(True, color=GRID_COLOUR, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=9)
+    lines, _ = axes.get_legend_handles_labels()
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 2} if len(lines) > MOST_INSIDE else {}
+    axes.legend(frameon=False, fontsize=9, **below)
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Those of a logarithmic axis whose labels stand clear of each other, from the smallest up."""
+    kept: list[float] = []
+    for place in places:
+        if not kept or place / kept[-1] >= LABEL_STEP:
+            kept.append(place)
+    return kept
 
 
 def _number(value: object) -> float:
