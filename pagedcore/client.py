@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pagedcore.errors import InvalidRequestError
 from pagedcore.outputs import RequestOutput
 from pagedcore.sampling_params import SamplingParams
-from pagedcore.shown import shown
+from pagedcore.shown import shortened, shown
 from pagedcore.traceparent import parse_traceparent
 
 MAX_USER_CHARS = 256
@@ -64,9 +64,9 @@ class RequestContext:
 
 
 def named_user(user: str | None, safety_identifier: str | None) -> str | None:
-    """Whom a client names, by OpenAI's older field or the one that replaces it; cut to what a line of a log may hold."""
-    name = safety_identifier if user is None else user
-    return None if name is None else name[:MAX_USER_CHARS]
+    """Whom a client names, by OpenAI's older field or the one that replaces it; cut, with a mark, to what a line of a log may hold."""
+    name = user or safety_identifier
+    return shortened(name, MAX_USER_CHARS) if name else None
 
 
 def check_text(value: object, name: str) -> None:

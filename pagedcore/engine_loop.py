@@ -18,19 +18,18 @@ from pagedcore.advice.advisor import Advisor
 from pagedcore.client import ModelInfo
 from pagedcore.config import EnginePlan
 from pagedcore.core.block_pool import BlockPool
-from pagedcore.core.events import Arrived, Finished
-from pagedcore.core.request_limits import reject_reason
+from pagedcore.core.events import Finished
 from pagedcore.core.scheduler import Scheduler
 from pagedcore.core.step import PendingStep, Runner, StepPlan
+from pagedcore.engine_books import EngineBooks
 from pagedcore.errors import EngineClosedError, EngineError, PagedCoreError, RequestError, StepFailedError
 from pagedcore.garbage import GarbageHold
 from pagedcore.grammar.grammars import Grammars, prepare
 from pagedcore.inbox import Inbox, fulfil
-from pagedcore.last_events import last_events
-from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate, failed_update
+from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, failed_update
 from pagedcore.observe.recorder import Recorder
 from pagedcore.observe.stats import StatsSnapshot
-from pagedcore.outboxes import Outbox, Outboxes
+from pagedcore.outboxes import Outbox, Outboxes, hand_over
 from pagedcore.process_endings import belong_to_process
 from pagedcore.tracing.tracer import Tracer
 
@@ -92,20 +91,16 @@ class EngineLoop:
         self.tracer = parts.tracer or Tracer(parts.recorder, clock=clock)
         self.advisor = Advisor(parts.recorder, parts.scheduler.limits, clock=clock)
         self._clock = clock
-        self._inbox = Inbox(self._note_received)
-        self._new: list[AddRequest] = []
-        """Added since the last `_emit`: in no book yet."""
+        self._books = EngineBooks(parts.recorder)
+        self._inbox = Inbox(self._books.receive)
         self._outboxes = Outboxes()
         self._in_flight: deque[_InFlight] = deque()
         self._depth = 2 if parts.plan.overlap else 1
         self._submitted_s: float | None = None  # of the step committed last
         self._num_failures = 0
-        self._beside: list[Finished] = []
-        """Ends of requests that the scheduler never had, not recorded yet."""
         self._closing = False
         self._fatal: PagedCoreError | None = None
         self._refusal: str | None = None
-        self._records = False
         self._garbage = GarbageHold()
         self._thread = threading.Thread(target=self._run, name="pagedcore-engine", daemon=True)
         self._start_lock = threading.RLock()
@@ -135,10 +130,6 @@ class EngineLoop:
             self._inbox.put_message(message, outbox)
         else:
             self._inbox.put_fault(cast("AddRequest", message), fault, cast("Outbox", outbox))
-
-    def _note_received(self, request: AddRequest) -> None:
-        if self._records and request.choice_index == 0:
-            self._recorder.received(request)
 
     def _fault_of_form(self, message: AddRequest) -> PagedCoreError | None:
         """Compile what the output must follow, here, so that the engine thread never waits for it. A front in this process has done it."""
@@ -171,7 +162,7 @@ class EngineLoop:
 
     @property
     def is_recording(self) -> bool:
-        return self._records
+        return self._books.is_counting
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -187,12 +178,12 @@ class EngineLoop:
             is_complete.set()
 
     def start_recording(self) -> None:
-        """Count from now on: what ran before (the warm-up) is no traffic."""
+        """Count from now on: what came before (the warm-up) is no traffic, also where it still runs."""
         self.call(self._start_recording).result()
         self._garbage.take()
 
     def pause_recording(self) -> None:
-        """Count nothing until `start_recording`."""
+        """Count nothing that comes until `start_recording`, neither requests nor steps; what has come before is counted to its end."""
         self.call(self._pause_recording).result()
 
     def stats(self) -> StatsSnapshot:
@@ -206,7 +197,7 @@ class EngineLoop:
 
         Raises `EngineClosedError` when the engine is closed; the books then have neither.
         """
-        self.call(partial(self._take_lost, ends))
+        self.call(partial(self._books.take_lost, ends))
 
     def check(self) -> None:
         """Raise AssertionError where an owner's state contradicts itself; changes nothing."""
@@ -290,7 +281,7 @@ class EngineLoop:
         if self._in_flight:
             return False, None
         if not self._scheduler.has_work:
-            self._recorder.flush()
+            self._books.flush()
             return True, IDLE_FLUSH_S
         wake_s = self._scheduler.next_wake_s(self._clock())
         return (False, None) if wake_s is None else (True, max(wake_s - self._clock(), 0.0))
@@ -306,16 +297,10 @@ class EngineLoop:
         else:
             self._scheduler.finish(message.request_id, message.num_tokens, message.stop_reason, now_s)
 
-    def _take_lost(self, ends: Sequence[Finished]) -> None:
-        if self._records:
-            for request in {end.request.group_id: end.request for end in ends}.values():
-                self._recorder.received(request)
-            self._beside += ends
-
     def _add(self, message: AddRequest, outbox: Outbox, now_s: float) -> None:
         if message.request_id in self._outboxes:
             self._emit()  # it may have ended in this turn: its last update goes to the front that had it
-        self._new.append(message)
+        self._books.take(message)
         is_new = message.request_id not in self._outboxes
         if is_new:
             self._outboxes.open(message.request_id, outbox)  # before anything can go wrong, so that it is told
@@ -328,9 +313,7 @@ class EngineLoop:
 
     def _refuse(self, request: AddRequest, fault: PagedCoreError, outbox: Outbox) -> None:
         """A request with a fault that need not be shown to the scheduler."""
-        reason = reject_reason(fault) if isinstance(fault, RequestError) else "invalid"
-        num_tokens = len(request.prompt_token_ids)
-        self._beside.append(Finished(request, self._clock(), "rejected", "error", reason, num_abandoned_prompt_tokens=num_tokens))
+        self._books.refuse(request, fault, self._clock())
         self._outboxes.refuse(request.request_id, outbox, fault)
 
     def _step(self) -> None:
@@ -389,30 +372,19 @@ class EngineLoop:
     def _emit(self) -> None:
         """Record what happened, then hand each outbox its updates."""
         events = self._scheduler.take_events()
-        if self._beside:
-            events.events += [event for end in self._beside for event in (Arrived(end.request, end.now_s), end)]
-            self._beside.clear()
-        if self._records:
-            events.submitted_s = self._submitted_s if events.step_id is not None else None
-            self._recorder.record(events)
-            self._recorder.maybe_flush(events.now_s)
-        self._new.clear()
-        self._outboxes.deliver(self._scheduler.take_updates(), self._complete)
+        events.submitted_s = self._submitted_s if events.step_id is not None else None
+        self._books.record(events)
+        for request_id, outbox in self._outboxes.deliver(self._scheduler.take_updates(), self._books.complete):
+            self._inbox.put_message(AbortRequest(request_id), outbox)
         self._outboxes.tell_refused()  # after they were counted
-
-    def _complete(self, update: RequestUpdate) -> None:
-        """Name the misses of the report of a first or last update."""
-        if update.cache is not None and self._records:
-            update.cache = self._recorder.complete(update.cache, update.request_id)
 
     def _pause_recording(self) -> None:
         self._emit()
-        self._records = False
+        self._books.pause()
 
     def _start_recording(self) -> None:
-        self._scheduler.take_events()
-        self._new.clear()
-        self._records = True
+        self._emit()
+        self._books.start()
 
     @contextmanager
     def _with_device(self) -> Iterator[None]:
@@ -471,16 +443,7 @@ class EngineLoop:
         """
         refusal = EngineClosedError(self._refusal or "The engine is closed.")
         waiting = self._inbox.refuse(refusal)
-        try:
-            self._record_last([request for request, _ in waiting])
-        except Exception as fault:  # callers are told all the same
-            logger.error("The last requests of the engine could not be counted.", exc_info=fault)
+        self._books.close([request for request, _ in waiting], self._clock())
         self._outboxes.end_all(error)
         for request, outbox in waiting:
-            outbox([failed_update(request.request_id, refusal)])
-
-    def _record_last(self, waiting: list[AddRequest]) -> None:
-        records, self._records = self._records, False
-        events = last_events(self._recorder, [*self._new, *waiting], self._clock()) if records else None
-        if events is not None:
-            self._recorder.record(events)
+            hand_over(outbox, [failed_update(request.request_id, refusal)])

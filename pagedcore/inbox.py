@@ -26,10 +26,10 @@ class Inbox:
     The other methods that put something in raise `EngineClosedError` after `refuse`, with nothing put in.
     """
 
-    def __init__(self, note_received: Callable[[AddRequest], None] = lambda _: None) -> None:
-        """`note_received` is told of each request that is put in, before the engine thread can take it."""
+    def __init__(self, receive: Callable[[AddRequest], AddRequest] = lambda request: request) -> None:
+        """`receive` is given each request that is put in, one at a time, and gives what the engine thread takes."""
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self._note_received = note_received
+        self._receive = receive
         self._refusal: EngineClosedError | None = None
         self._lock = threading.RLock()
 
@@ -41,8 +41,7 @@ class Inbox:
         if isinstance(message, AddRequest):
             with self._lock:
                 self._raise_if_refused()
-                self._note_received(message)
-                self._items.put(("message", message, outbox))
+                self._items.put(("message", self._receive(message), outbox))
         else:
             self._raise_if_refused()
             self._items.put(("message", message, outbox))
@@ -51,8 +50,7 @@ class Inbox:
         """A request that is to be refused."""
         with self._lock:
             self._raise_if_refused()
-            self._note_received(request)
-            self._items.put(("fault", (request, fault), outbox))
+            self._items.put(("fault", (self._receive(request), fault), outbox))
 
     def put_call(self, function: Callable[[], T]) -> Future[T]:
         """The future has what the function returns or raises."""
@@ -102,12 +100,12 @@ class Inbox:
 
 
 def fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
-    """Give the future what the function returns or raises, unless it was cancelled."""
+    """Give the future what the function returns or raises, unless it was cancelled: this thread goes on even from `SystemExit`."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         future.set_result(function())
-    except Exception as error:  # noqa: BLE001  it belongs to whoever called
+    except BaseException as error:  # noqa: BLE001  it belongs to whoever called
         future.set_exception(error)
 
 

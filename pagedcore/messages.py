@@ -42,6 +42,8 @@ class AddRequest:
     """The caller's span, as a W3C `traceparent`."""
     routing: str | None = None
     """Why this engine got it, where a front chose among several: a `pagedcore.routing.router.Reason`."""
+    is_traffic: bool | None = None
+    """Whether it counts; False for what came while nothing was recorded. None until who receives it decides, and then as good as True."""
 
 
 @dataclass(frozen=True, slots=True)

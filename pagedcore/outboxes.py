@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from pagedcore.errors import PagedCoreError
@@ -9,6 +10,8 @@ from pagedcore.messages import RequestUpdate, failed_update
 
 Outbox = Callable[[list[RequestUpdate]], None]
 """Takes one step's updates of its requests. Called on the engine thread: hand them on and return."""
+
+logger = logging.getLogger(__name__)
 
 
 class Outboxes:
@@ -43,9 +46,11 @@ class Outboxes:
         """The request's only update is told by the next `tell_refused`."""
         self._refused.append((outbox, failed_update(request_id, error, "rejected")))
 
-    def deliver(self, updates: Iterable[RequestUpdate], complete: Callable[[RequestUpdate], None]) -> None:
+    def deliver(self, updates: Iterable[RequestUpdate], complete: Callable[[RequestUpdate], object]) -> list[tuple[str, Outbox]]:
         """Hand each outbox its updates in one list. First and last ones, which carry a cache report, pass through `complete`; after its
         last one a request is closed.
+
+        Returns the open requests of which an outbox failed to take updates: what their callers have has a hole.
         """
         find = self._by_id.get
         batches: dict[Outbox, list[RequestUpdate]] = {}
@@ -61,13 +66,13 @@ class Outboxes:
                 complete(update)
                 if update.finish_reason is not None:
                     self.close(update.request_id)
-        for outbox, own in batches.items():
-            outbox(own)
+        lost = [(update.request_id, outbox) for outbox, own in batches.items() if not hand_over(outbox, own) for update in own]
+        return [(request_id, outbox) for request_id, outbox in dict.fromkeys(lost) if self.owns(outbox, request_id)]
 
     def tell_refused(self) -> None:
         while self._refused:
             outbox, update = self._refused.pop(0)
-            outbox([update])
+            hand_over(outbox, [update])
 
     def end_all(self, error: PagedCoreError) -> None:
         """The last update of each request that is still open."""
@@ -75,4 +80,14 @@ class Outboxes:
         for request_id in list(self._by_id):
             outbox = self._by_id.pop(request_id, None)
             if outbox is not None:
-                outbox([failed_update(request_id, error)])
+                hand_over(outbox, [failed_update(request_id, error)])
+
+
+def hand_over(outbox: Outbox, updates: list[RequestUpdate]) -> bool:
+    """False, and an error in the log, where the outbox raises: others wait for theirs."""
+    try:
+        outbox(updates)
+    except Exception as error:
+        logger.error("Updates of requests were not taken by %r, which waits for them.", outbox, exc_info=error)
+        return False
+    return True

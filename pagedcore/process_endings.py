@@ -8,6 +8,8 @@ import os
 import weakref
 from typing import Protocol
 
+from pagedcore.guard import Guard
+
 EXIT_TIMEOUT_S = 5.0
 
 
@@ -37,13 +39,13 @@ def belong_to_process(one: OfProcess) -> None:
 def close_living() -> None:
     """What the end of the process does."""
     for one in reversed(list(_living.values())):
-        one.close(EXIT_TIMEOUT_S)
+        Guard("An engine could not be closed at the end of its process.")(one.close, EXIT_TIMEOUT_S)
 
 
 def disown_living() -> None:
     """What a fork does in the child."""
     for one in list(_living.values()):
-        one.disown()
+        Guard("An engine of the parent could not be let go of in a forked child.")(one.disown)
     _living.clear()
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from pagedcore import EngineConfig
@@ -20,8 +21,8 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 logger = logging.getLogger(__name__)
 
-_FILE = re.compile(r".+_(?P<pid>\d+)\.db")
-"""What a process leaves in the folder."""
+_FILE = re.compile(r".+_(?P<pid>\d+)\.(db|start)")
+"""What a process leaves in the folder: its numbers, and when it began, by which it differs from a later one of its id."""
 
 
 def ensure_multiprocess_dir() -> str:
@@ -59,27 +60,48 @@ def forget_process(pid: int) -> int:
 
 
 def forget_ended_processes() -> None:
-    """The same for all processes that have ended, where one that starts in their stead is the first to know."""
+    """The same for all processes that have ended, where one that starts in their stead is the first to know: it says so in the folder."""
     folder = os.environ.get(VARIABLE)
     for path in Path(folder).glob("counter_*.db") if folder else ():
         match = _FILE.fullmatch(path.name)
-        if match is not None and not _is_running(int(match["pid"])):
+        if match is not None and _has_ended(int(match["pid"]), path.parent):
             num_lost = forget_process(int(match["pid"]))
             if num_lost:
                 logger.error("Process %s has ended and took %d requests with it; they are counted as failed.", match["pid"], num_lost)
+    started = _start_of(os.getpid())
+    if folder and started is not None:
+        with suppress(OSError):  # then nobody can write numbers there either
+            _start_file(os.getpid(), Path(folder)).write_text(started, encoding="utf-8")
 
 
 def _prepare(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if (match := _FILE.fullmatch(path.name)) and not _is_running(int(match["pid"])) and b"pagedcore_" in path.read_bytes():
+        files = [(path, int(match["pid"])) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))]
+        for path in [path for path, pid in files if _has_ended(pid, folder)]:
+            if path.suffix == ".start" or b"pagedcore_" in path.read_bytes():
                 path.unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(
             f"{VARIABLE} is {str(folder)!r}, which cannot be used: {error}. Name a folder on a local disk, or unset it."
         ) from error
+
+
+def _has_ended(pid: int, folder: Path) -> bool:
+    """Whether the process that wrote files there has: no other one has its id, or only a later one. Our own files may be open."""
+    if pid == os.getpid():
+        return False
+    if not _is_running(pid):
+        return True
+    try:
+        return _start_of(pid) not in (None, _start_file(pid, folder).read_text(encoding="utf-8"))
+    except OSError:  # it has not said when it began
+        return False
+
+
+def _start_file(pid: int, folder: Path) -> Path:
+    return folder / f"pagedcore_{pid}.start"
 
 
 def _is_running(pid: int) -> bool:
@@ -96,7 +118,17 @@ def _is_running(pid: int) -> bool:
 
 def _is_zombie(pid: int) -> bool:
     """It has ended, and its parent has not asked how."""
+    return _stat(pid)[:1] == ["Z"]
+
+
+def _start_of(pid: int) -> str | None:
+    """When a process began, in clock ticks since the machine did; None where nobody says."""
+    return next(iter(_stat(pid)[19:]), None)
+
+
+def _stat(pid: int) -> list[str]:
+    """What Linux says of a process, from its state on."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:  # there is no such folder here
-        return False
+        return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from contextlib import ExitStack
 
 from pagedcore import AsyncEngine, EngineConfig
 from pagedcore.errors import ConfigError
@@ -53,8 +54,9 @@ def close_shared_engines() -> None:
         engines = [*_engines.values(), *_attached.values()]
         _engines.clear()
         _attached.clear()
-    for engine in engines:
-        engine.close_sync()
+    with ExitStack() as last:  # each is closed, whatever another one raises
+        for engine in engines:
+            last.callback(engine.close_sync)
 
 
 atexit.register(close_shared_engines)

@@ -24,6 +24,7 @@ from pagedcore.core.events import (
     Resumed,
     StepEvents,
 )
+from pagedcore.guard import Guard
 from pagedcore.host_tier.swapped import Swapped
 from pagedcore.messages import AddRequest
 from pagedcore.observe.catalogue import INFO_LABELS, LEVELS, MEMORY_KINDS, PENALTY_REASONS
@@ -90,7 +91,7 @@ class Recorder:
         self._steps = StepBook(self._ledger, info.block_size)
         self._window = RateWindow()
         self._handlers = self._make_handlers()
-        self._listeners: list[Callable[[StepEvents], None]] = []
+        self._listeners: list[tuple[Guard, Callable[[StepEvents], None]]] = []
         self._started_s = self._last_flush_s = self._last_record_s = clock()
         self._memory: dict[str, int] = {}
         self._is_closed = False
@@ -107,12 +108,11 @@ class Recorder:
         """Count everything since the last call and fill in `step.avoidable_tokens`. Exports at once when the engine is idle."""
         now_s = self._clock()
         with self._lock:
-            handlers = self._handlers
             if math.floor(now_s) > math.floor(self._last_record_s):
                 self._window.sample(self._last_record_s, self._totals())
             self._last_record_s = now_s
             for event in step.events:
-                handlers[type(event)](event)
+                self._handlers[type(event)](event)
             if self._requests.just_counted:
                 self._export_ends()
             self._lookups.remember_evictions()
@@ -121,8 +121,8 @@ class Recorder:
             self._steps.record(step)
             if not (step.num_running or step.num_waiting) or now_s - self._last_flush_s >= FLUSH_INTERVAL_S:
                 self._export(now_s)
-        for listener in self._listeners:
-            listener(step)
+        for guard, listener in self._listeners:
+            guard(listener, step)
 
     @property
     def model_name(self) -> str:
@@ -137,8 +137,8 @@ class Recorder:
     # ---- any thread
 
     def add_listener(self, listener: Callable[[StepEvents], None]) -> None:
-        """Call it after each batch of events, on the engine thread: it keeps what it needs and returns."""
-        self._listeners.append(listener)
+        """Call it after each batch of events, on the engine thread: it keeps what it needs and returns. What it raises is logged once."""
+        self._listeners.append((Guard("Whoever listens to an engine failed, and may not know all that happened."), listener))
 
     def flush(self) -> None:
         """Export everything counted so far, with the windows moved to now."""
@@ -274,7 +274,7 @@ class Recorder:
         try:
             if sink is not None:
                 export(sink)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  the registry and its files are the host's
             self._stop_export(f"{type(error).__name__}: {error}")
 
     def _set_gauges(self, now_s: float) -> None:

@@ -26,6 +26,7 @@ from pagedcore.remote.long_prompts import UnpackedAdd, encoded
 from pagedcore.remote.numbers import Mirror
 from pagedcore.remote.open_requests import OpenRequest, OpenRequests
 from pagedcore.remote.questions import RemoteAdvisor, RemoteInspector, RemoteTracer
+from pagedcore.traffic import Door
 
 FLUSH_TIMEOUT_S = 2.0
 
@@ -63,6 +64,8 @@ class RemoteLoop:
         self.plan = replace(welcome.plan, config=welcome.plan.config.replace(isolation="process")) if source.is_owner else welcome.plan
         self._limits = scheduler_limits(welcome.plan)
         self._mirror = Mirror(welcome, self.flush_metrics) if source.is_owner else None
+        self._door = Door(is_counting=True)
+        """Where this front has the numbers it decides what counts."""
         self._lost: list[OpenRequest] = []
         """What engines of others took with them: the next one counts it."""
         self.tracer, self.advisor, self.inspector = RemoteTracer(self.ask), RemoteAdvisor(self.ask), RemoteInspector(self.ask)
@@ -97,6 +100,8 @@ class RemoteLoop:
         with self._lock:
             link = self._linked()
             self.raise_if_away()
+            if self._mirror is not None:
+                request = replace(request, is_traffic=self._door.admits(request))
             frame = _encoded(request)
             opened = self._requests.open(request, outbox)
             if opened is not None:
@@ -174,15 +179,17 @@ class RemoteLoop:
         """See `EngineLoop.pause_recording`. Raises `EngineError` for an engine that others use too."""
         if not self._source.is_owner:
             raise EngineError("This engine is shared by several processes; compute its warm-up prompts where it is started.")
-        if self._mirror is not None:
-            self._mirror.uncounted.is_paused = True
-        self.ask("pause_recording")
+        self._door.is_counting = False
+        try:
+            self.ask("pause_recording")
+        except PagedCoreError:
+            self._door.is_counting = True
+            raise
 
     def start_recording(self) -> None:
         """See `EngineLoop.start_recording`."""
         self.ask("start_recording")
-        if self._mirror is not None:
-            self._mirror.uncounted.is_paused = False
+        self._door.is_counting = True
 
     def raise_if_closed(self) -> None:
         """Raise `EngineClosedError` when this is closed or has given up."""
@@ -267,7 +274,9 @@ class RemoteLoop:
 
     def _take(self, frame: Any) -> None:
         if isinstance(frame, Updates):
-            self._requests.deliver(frame.items)
+            for request_id in self._requests.deliver(frame.items):
+                if (link := self._link) is not None:
+                    link.send(Abort(request_id))
         elif isinstance(frame, Numbers):
             if self._mirror is not None:
                 self._mirror.take(frame)
@@ -281,6 +290,7 @@ class RemoteLoop:
             self._link, self._away = None, "The connection to the engine was lost; it is being restored."
         if self._mirror is not None:
             self._mirror.lose()
+        self._door.is_counting = True  # the next one counts from its start
         reason = "The engine was closed." if self._stop.is_set() else self._source.explain_loss()
         self._away = f"{reason} {self._source.outlook}"
         lost = self._requests.fail_all(EngineClosedError(f"{reason} This request ran there; send it again."))

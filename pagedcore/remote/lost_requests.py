@@ -31,14 +31,11 @@ class Uncounted:
         self._choices: dict[str, list[OpenRequest]] = {}
         """By id, in the order in which they had it."""
         self._lock = threading.Lock()
-        self.is_paused = False
-        """The engine counts nothing at the moment, so what comes is nobody's to count."""
 
     def open(self, choice: OpenRequest) -> None:
         """Before the engine hears of it."""
         with self._lock:
-            if not self.is_paused:
-                self._choices.setdefault(choice.request.request_id, []).append(choice)
+            self._choices.setdefault(choice.request.request_id, []).append(choice)
 
     def note_ended(self, ended: Iterable[tuple[str, bool]]) -> None:
         """What `Numbers.ended` says. Where a request is counted, and that is with its first rejected choice, its others are nobody's."""
@@ -55,7 +52,7 @@ class Uncounted:
     def take(self) -> list[OpenRequest]:
         """All of them, in the order of their arrival; none is here any more."""
         with self._lock:
-            choices, self._choices, self.is_paused = self._choices, {}, False
+            choices, self._choices = self._choices, {}
         return sorted((choice for same_id in choices.values() for choice in same_id), key=lambda choice: choice.request.arrival_s)
 
     def _others_of(self, choice: OpenRequest) -> list[OpenRequest]:

@@ -111,8 +111,8 @@ class Mirror:
         self._exporter, self._sink = self._open_export()
 
     def open(self, choice: OpenRequest) -> None:
-        """The engine is about to get it. Written at once: what this process had received is known, however it ends."""
-        if not self.uncounted.is_paused:
+        """The engine is about to get it. Traffic is written at once: what this process had received is known, however it ends."""
+        if choice.request.is_traffic is not False:
             self.uncounted.open(choice)
             if choice.request.choice_index == 0:
                 self._receive(choice.request)
@@ -167,7 +167,7 @@ class Mirror:
             return
         try:
             _apply(numbers, sink)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  the registry and its files are the host's
             self._stop_export(f"{type(error).__name__}: {error}")
 
     def _open_export(self) -> tuple[Exporter | None, EngineSink | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pagedcore.errors import PagedCoreError
 from pagedcore.messages import AddRequest, RequestUpdate, failed_update
-from pagedcore.outboxes import Outbox
+from pagedcore.outboxes import Outbox, hand_over
 from pagedcore.remote.frames import Update, from_wire
 
 
@@ -41,8 +41,11 @@ class OpenRequests:
         found = self._by_id.get(request_id)
         return outbox is None or (found is not None and found.outbox == outbox)
 
-    def deliver(self, items: list[Update]) -> None:
-        """Hand each outbox its updates in one list; requests that end by them are closed."""
+    def deliver(self, items: list[Update]) -> list[str]:
+        """Hand each outbox its updates in one list; requests that end by them are closed.
+
+        Returns the ids of the open requests of which an outbox failed to take updates: what their callers have has a hole.
+        """
         batches: dict[Outbox, list[RequestUpdate]] = {}
         latest, batch = None, []
         find = self._by_id.get
@@ -58,13 +61,13 @@ class OpenRequests:
             if update.finish_reason is not None:
                 opened.last = update
                 self._by_id.pop(update.request_id, None)
-        for outbox, updates in batches.items():
-            outbox(updates)
+        lost = [update.request_id for outbox, updates in batches.items() if not hand_over(outbox, updates) for update in updates]
+        return [request_id for request_id in dict.fromkeys(lost) if request_id in self._by_id]
 
     def fail_all(self, error: PagedCoreError) -> list[OpenRequest]:
         """The last update of every open request. They are returned."""
         with self._lock:
             by_id, self._by_id = self._by_id, {}
         for request_id, opened in by_id.items():
-            opened.outbox([failed_update(request_id, error)])
+            hand_over(opened.outbox, [failed_update(request_id, error)])
         return list(by_id.values())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pagedcore.errors import ConfigError
+from pagedcore.guard import Guard
 from pagedcore.tracing.life import Life
 from pagedcore.tracing.record import facts_of
 
@@ -45,11 +46,14 @@ class RequestLog:
         self._wall = wall
         self._file = _open(path)
         self._has_torn_line = False
+        self._guard = Guard("An ended request has no line in the request log.")
         self.num_lost = 0
 
     def take(self, lives: Sequence[Life]) -> None:
         """Write the lines of those that are kept, in one go: several processes may append to one file."""
-        lines = [self._line(life) for life in lives if self.keeps(life)]
+        lines: list[bytes] = []
+        for life in lives:
+            self._guard(self._add_line, life, lines)
         if lines:
             self._write(b"".join(lines), len(lines))
 
@@ -62,6 +66,10 @@ class RequestLog:
     def close(self) -> None:
         """The last line is on the disk."""
         self._file.close()
+
+    def _add_line(self, life: Life, lines: list[bytes]) -> None:
+        if self.keeps(life):
+            lines.append(self._line(life))
 
     def _line(self, life: Life) -> bytes:
         time_text = datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).isoformat(timespec="milliseconds")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pagedcore.guard import Guard
 from pagedcore.traceparent import TraceParent
 from pagedcore.tracing.life import POINTS, Life
 
@@ -37,6 +38,7 @@ class Spans:
         self._own_provider = provider
         self._clock = clock
         self._wall = wall
+        self._guard = Guard("An ended request has no span.")
 
     @property
     def has_provider(self) -> bool:
@@ -44,14 +46,14 @@ class Spans:
         return self._provider() is not None
 
     def take(self, lives: Sequence[Life]) -> None:
-        """Make the spans of these. A life that had no trace is told the id of the one it began."""
+        """Make the spans of these, as far as the provider takes them. A life that had no trace is told the id of the one it began."""
         provider = self._provider()
         if provider is None:
             return
         tracer = provider.get_tracer("pagedcore")
         to_unix_s = self._wall() - self._clock()
         for life in lives:
-            _make_span(tracer, life, self._model_name, to_unix_s)
+            self._guard(_make_span, tracer, life, self._model_name, to_unix_s)
 
     def close(self) -> None:
         """What was made for a provider of ours has been sent, or given up."""

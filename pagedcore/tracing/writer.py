@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
+from pagedcore.guard import Guard
 from pagedcore.tracing.life import Life
 
 MAX_UNWRITTEN = 8192
@@ -40,9 +40,8 @@ class Writer:
     """
 
     def __init__(self, takers: Sequence[Taker]) -> None:
-        self._takers = takers
+        self._takers = [(Guard("Ended requests could not be handed on."), taker) for taker in takers]
         self._lives: queue.SimpleQueue[Life | None] = queue.SimpleQueue()
-        self._has_failed = False
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pagedcore-request-log", daemon=True)
         self.num_dropped = 0
@@ -73,19 +72,10 @@ class Writer:
             lives = self._next()
             is_open = lives[-1] is not None
             ended = [life for life in lives if life is not None]
-            for taker in self._takers:
-                self._guarded(partial(taker.take, ended))
-        for taker in self._takers:
-            self._guarded(taker.close)
-
-    def _guarded(self, call: Callable[[], None]) -> None:
-        """What a host's span processor raises must not cost the log its lines. Said once."""
-        try:
-            call()
-        except Exception:  # the thread's edge: a provider is the host's code
-            if not self._has_failed:
-                logger.exception("Ended requests could not be handed on.")
-            self._has_failed = True
+            for guard, taker in self._takers:  # what a host's span processor raises must not cost the log its lines
+                guard(taker.take, ended)
+        for guard, taker in self._takers:
+            guard(taker.close)
 
     def _next(self) -> list[Life | None]:
         """All that has come a moment after the first, at least one; None stands last, if at all."""

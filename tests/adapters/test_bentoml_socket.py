@@ -86,6 +86,7 @@ async def test_a_worker_asks_the_engine_at_the_socket_and_its_end_is_not_the_eng
         reply = await ask(app, "/v1/completions", {"prompt": PROMPT, "max_tokens": 4})
         assert reply.json()["usage"]["completion_tokens"] == 4
         assert one.built.engine.stats().num_finished["completed"] == 1
+        assert [record["adapter"] for record in one.built.engine.history.recent()] == ["bentoml"]
         numbers = await ask(app, "/engine/metrics")
         assert (numbers.status_code, numbers.headers["content-type"].split(";")[0]) == (200, "text/plain")
         await worker.close()

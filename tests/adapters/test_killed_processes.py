@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagedcore.observe.exposition import multiprocess_text
 from pagedcore_adapters import _prometheus_dir
 from pagedcore_adapters._killed_processes import settle_process
-from pagedcore_adapters._prometheus_dir import VARIABLE, forget_ended_processes, forget_process
+from pagedcore_adapters._prometheus_dir import VARIABLE, ensure_multiprocess_dir, forget_ended_processes, forget_process
 from support.repository import ROOT
 from support.served import wait_until
 
@@ -31,7 +32,9 @@ from pagedcore.engine_loop import EngineLoop, EngineParts
 from support.core_builders import make_request
 from support.engine_builder import GatedRunner, make_plan
 from support.fake_runner import VOCAB_SIZE, FakeRunner
+from pagedcore_adapters._prometheus_dir import forget_ended_processes
 
+{begin}
 plan = make_plan(metrics_instance=sys.argv[1], max_num_seqs=2)
 runner = GatedRunner(FakeRunner(plan.num_blocks, plan.block_size))
 runner.gate.set()
@@ -67,12 +70,18 @@ CLOSED = "runner.gate.set(); engine.close_sync()"
 PATHS = [str(ROOT / folder) for folder in (".", "kernels", "adapters", "tests")]
 
 
-def work(folder: Path, *, engine: str = "0", compat: str = "", num_open: int = 4, end: str = KILLED) -> int:
-    """A worker's life; returns its pid."""
-    code = WORKER.format(paths=PATHS, num_open=num_open, end=end)
+def start_work(
+    folder: Path, *, engine: str = "0", compat: str = "", num_open: int = 4, begin: str = "", end: str = KILLED
+) -> subprocess.Popen[bytes]:
+    code = WORKER.format(paths=PATHS, num_open=num_open, begin=begin, end=end)
     env = {**os.environ, VARIABLE: str(folder), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", code, engine, compat], env=env)
-    assert process.wait(120) == (-9 if end == KILLED else 0)
+    return subprocess.Popen([sys.executable, "-c", code, engine, compat], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def work(folder: Path, *, end: str = KILLED, **options: Any) -> int:
+    """A worker's life; returns its pid."""
+    with start_work(folder, end=end, **options) as process:
+        assert process.wait(120) == (-9 if end == KILLED else 0)
     return process.pid
 
 
@@ -162,6 +171,55 @@ def test_who_starts_in_the_stead_of_others_settles_for_those_that_ended_only(tmp
     forget_ended_processes()
     assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
     assert forget_process(pid) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("has_noted_start", [True, False])
+def test_a_stranger_with_the_id_of_one_that_ended_does_not_stand_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_noted_start: bool
+) -> None:
+    """Without its start, as an older version leaves it, nobody can tell: it is taken for the one that goes on."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    pid = work(tmp_path, begin="forget_ended_processes()" if has_noted_start else "")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        for path in list(tmp_path.iterdir()):  # as if the system had given it this very id
+            path.rename(path.with_name(path.name.replace(str(pid), str(stranger.pid))))
+        forget_ended_processes()
+        assert total(tmp_path, "pagedcore_requests_total", status="error") == (5 if has_noted_start else 0)
+        assert bool(list(tmp_path.glob("gauge_*.db"))) is not has_noted_start
+        forget_ended_processes()
+        assert total(tmp_path, "pagedcore_requests_total", status="error") == (5 if has_noted_start else 0)
+        ensure_multiprocess_dir()
+        assert bool(list(tmp_path.glob(f"*_{stranger.pid}.*"))) is not has_noted_start, "a new server begins without what it left"
+        stranger.communicate(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_one_that_goes_on_keeps_its_numbers_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    end = "print('here', flush=True); input(); " + KILLED
+    with start_work(tmp_path, begin="forget_ended_processes()", end=end) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"here\n"
+        forget_ended_processes()
+        assert total(tmp_path, "pagedcore_requests_total", status="error") == 0
+        ensure_multiprocess_dir()
+        assert total(tmp_path, "pagedcore_received_requests_total") == 8
+        process.stdin.write(b"\n")
+    forget_ended_processes()
+    assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
+
+
+def test_who_starts_leaves_its_own_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file may be open already, for numbers of its host's; what one of the same id left there is settled with it."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    pid = work(tmp_path, begin="forget_ended_processes()")
+    for path in list(tmp_path.iterdir()):
+        path.rename(path.with_name(path.name.replace(str(pid), str(os.getpid()))))
+    forget_ended_processes()
+    assert total(tmp_path, "pagedcore_requests_total", status="error") == 0
+    assert settle_process(os.getpid(), tmp_path) == 5
 
 
 def test_without_a_folder_there_is_nothing_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,7 @@ async def test_max_concurrency_is_kept(fake: Fake, kind: type[ChatPagedCore] | t
 @pytest.mark.asyncio
 @MODELS
 async def test_under_max_concurrency_the_next_begins_when_one_ends(tmp_path: Path, kind: type[ChatPagedCore] | type[PagedCoreLLM]) -> None:
-    long = "x" * 1500
+    long = "x" * 500
     beside_the_long_one: list[bool] = []
 
     def script(prompt: str) -> str:

@@ -30,6 +30,11 @@ def serve_socket(one: Hosted, kind: str, number: int, tmp_path: Path) -> Abstrac
     return serve([script, str(port), str(one.path), kind, str(number)], tmp_path / "server.log", port=port, ready_path="/health")
 
 
+def labels(one: Hosted) -> set[str]:
+    """By which doors requests came, as the engine's books have it."""
+    return {record["adapter"] for record in one.built.engine.history.recent()}
+
+
 def body(**options: Any) -> dict[str, Any]:
     return {"prompt": PROMPT, "max_tokens": 4, **options}
 
@@ -85,6 +90,7 @@ def test_two_api_servers_share_an_engine_abort_there_and_drain(tmp_path: Path) -
             assert list(pool.map(complete, range(16))) == [96] * 16
         assert one.server.num_fronts == 3, "two API servers, and the worker that holds its place"
         assert one.built.engine.stats().num_finished["completed"] == 17
+        assert labels(one) == {"litserve"}
         assert len(served.get("/v1/stats").json()["data"]) == 1
         one.built.runner.gate.clear()
         post_and_leave(served.url + "/v1/completions", body(max_tokens=100), lambda: one.server.num_open == 1)
@@ -112,3 +118,4 @@ def test_two_workers_of_a_stock_litserver_share_an_engine(tmp_path: Path) -> Non
             )
         assert [reply.json()["num_output_tokens"] for reply in replies] == [4] * 8
         assert one.built.engine.stats().num_finished["completed"] == 8
+        assert labels(one) == {"litserve"}

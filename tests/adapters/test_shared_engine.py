@@ -58,6 +58,20 @@ def test_closing_all_closes_each(built: list[EngineConfig]) -> None:
     assert not any(engine.loop.is_alive for engine in engines)
 
 
+def test_one_that_cannot_be_closed_keeps_no_other_from_it(built: list[EngineConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("it hangs on something")
+
+    first, broken, last = (shared_engine(EngineConfig(block_size=size)) for size in (8, 16, 32))
+    monkeypatch.setattr(broken, "close_sync", fail)
+    with pytest.raises(OSError, match="hangs on something"):
+        close_shared_engines()
+    assert not first.loop.is_alive
+    assert not last.loop.is_alive
+    monkeypatch.undo()
+    broken.close_sync()
+
+
 def test_models_without_an_engine_share_one_started_at_the_first_call(built: list[EngineConfig]) -> None:
     models: list[Any] = [ChatPagedCore(max_tokens=1), ChatPagedCore(max_tokens=2, temperature=0), PagedCoreLLM(max_tokens=1)]
     assert built == []

@@ -23,11 +23,17 @@ class _Node:
         self.myself = self
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_other_tests_is_gone() -> Iterator[None]:
+    gc.unfreeze()
+    gc.collect()
+    yield
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(GarbageHold, "take", TAKE)
-    gc.collect()  # engines that other tests forgot
-    gc.unfreeze()
     yield
     gc.unfreeze()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -20,17 +21,18 @@ def nobody(_: list[RequestUpdate]) -> None:
 
 
 def test_an_abort_waits_for_no_request_that_is_being_put_in() -> None:
-    is_noting, may_go_on = threading.Event(), threading.Event()
+    is_receiving, may_go_on = threading.Event(), threading.Event()
 
-    def note(_: AddRequest) -> None:
-        is_noting.set()
+    def receive(request: AddRequest) -> AddRequest:
+        is_receiving.set()
         assert may_go_on.wait(60)
+        return request
 
-    inbox = Inbox(note)
+    inbox = Inbox(receive)
     with ThreadPoolExecutor(2) as pool:
         try:
             adding = pool.submit(inbox.put_message, make_request("a", [1]), nobody)
-            assert is_noting.wait(60)
+            assert is_receiving.wait(60)
             pool.submit(inbox.put_message, AbortRequest("b"), None).result(20)
         finally:
             may_go_on.set()
@@ -50,12 +52,25 @@ def test_what_waits_is_given_back_once_by_however_many_it_is_refused() -> None:
         assert all(isinstance(call.exception(0), EngineClosedError) for call in calls)
 
 
-def test_nothing_is_noted_or_put_in_after_a_refusal() -> None:
-    noted: list[AddRequest] = []
-    inbox = Inbox(noted.append)
+def test_the_engine_thread_takes_what_receiving_made_of_a_request() -> None:
+    inbox = Inbox(lambda request: replace(request, request_id=request.request_id + "!"))
+    inbox.put_message(make_request("a", [1]), nobody)
+    inbox.put_fault(make_request("b", [1]), CLOSED, nobody)
+    (_, first, _), (_, (second, _), _) = inbox.take(block=False, timeout_s=None)
+    assert (first.request_id, second.request_id) == ("a!", "b!")
+
+
+def test_nothing_is_received_or_put_in_after_a_refusal() -> None:
+    received: list[AddRequest] = []
+
+    def receive(request: AddRequest) -> AddRequest:
+        received.append(request)
+        return request
+
+    inbox = Inbox(receive)
     inbox.refuse(CLOSED)
     for message in (make_request("a", [1]), AbortRequest("a")):
         with pytest.raises(EngineClosedError, match="closed"):
             inbox.put_message(message, nobody)
-    assert not noted
+    assert not received
     assert not list(inbox.take(block=False, timeout_s=None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagedcore import SamplingParams
-from pagedcore.client import RequestContext
+from pagedcore.client import MAX_USER_CHARS, RequestContext, named_user
 from pagedcore.errors import InvalidRequestError
 from support.engine_builder import make_engine
 
@@ -35,3 +35,32 @@ def test_so_is_it_in_the_id_of_a_request() -> None:
 def test_what_is_no_text_is_refused_too(wrong: object) -> None:
     with pytest.raises(InvalidRequestError, match="adapter must be text"):
         RequestContext(adapter=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("user", "safety_identifier", "named"),
+    [
+        ("ada", None, "ada"),
+        (None, "grace", "grace"),
+        ("ada", "grace", "ada"),
+        ("", "grace", "grace"),
+        ("ada", "", "ada"),
+        ("", "", None),
+        ("", None, None),
+        (None, None, None),
+    ],
+)
+def test_an_empty_name_of_a_user_is_no_name(user: str | None, safety_identifier: str | None, named: str | None) -> None:
+    assert named_user(user, safety_identifier) == named
+
+
+def test_a_long_name_of_a_user_is_cut_with_a_mark_and_keeps_both_ends() -> None:
+    """Where names of users differ they do so at the end more often than not."""
+    whole = "u" * MAX_USER_CHARS
+    assert named_user(whole, None) == whole
+    ada, grace = (named_user("team/" + "x" * MAX_USER_CHARS + name, None) or "" for name in ("/ada", "/grace"))
+    assert [len(name) for name in (ada, grace)] == [MAX_USER_CHARS] * 2
+    assert ada.startswith("team/x")
+    assert ada.endswith("x/ada")
+    assert "x...x" in ada
+    assert ada != grace

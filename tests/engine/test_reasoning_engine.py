@@ -74,7 +74,7 @@ def test_reasoning_is_what_the_model_says_without_a_form(tmp_path: Path) -> None
     assert len(held.outputs[0].logprobs) == len(held.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_preempted_output_goes_on_reasoning_or_where_its_form_was(tmp_path: Path, overlap: bool) -> None:
     requests = [("p" * 20, reasoning(seed=index, max_tokens=140)) for index in range(6)]
     with grammar_engine(tmp_path, num_blocks=24, overlap=overlap, max_model_len=180, enable_prefix_caching=False) as engine:

@@ -262,6 +262,15 @@ def test_a_provider_that_raises_costs_the_log_nothing(caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records] == ["Ended requests could not be handed on."]
 
 
+def test_a_request_that_no_line_can_hold_costs_no_other_its_line(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """A host that speaks messages with the engine may name anything."""
+    log = make_log(tmp_path / "log")
+    log.take([ended("a"), preempted_life(name="odd", user=object()), ended("b")])
+    log.close()
+    assert [line["request_id"] for line in lines_of(tmp_path / "log")] == ["a", "b"]
+    assert "has no line" in caplog.text
+
+
 def test_closing_gives_up_on_a_disk_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
     taker = SlowTaker()
     writer = Writer([taker])

@@ -158,7 +158,7 @@ def test_user_is_logged_and_is_no_tenant(caplog: pytest.LogCaptureFixture) -> No
         ask(client)
     assert "user 'mallory'" in caplog.text
     contexts = [seen.context for seen in fake.seen]
-    assert [context.user for context in contexts] == ["mallory", "trudy", "mallory", "m" * 256, None]
+    assert [context.user for context in contexts] == ["mallory", "trudy", "mallory", "m" * 126 + "..." + "m" * 127, None]
     assert {context.tenant for context in contexts} == {None}
 
 

@@ -200,6 +200,9 @@ def test_fronts_share_one_engine_and_show_its_numbers_whichever_is_asked(folder:
         scraped = {_line(served.get("/metrics").text, "pagedcore_prefix_cache_hit_tokens_total", 'source="pool"') for _ in range(8)}
         assert len(scraped) == 1
         assert scraped.pop().endswith(" 224.0")
+        assert _line(
+            served.get("/metrics").text, "pagedcore_requests_total", 'adapter="library",class="",engine="0",finish_reason="length"'
+        ).endswith(" 8.0")
         os.kill(front_pids(served)[0], signal.SIGKILL)
         wait_until(lambda: len(front_pids(served)) == 2, 60, "another front")
         assert [cached(complete(served, prompt)) for _ in range(4)] == [32] * 4

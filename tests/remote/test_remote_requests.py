@@ -11,12 +11,13 @@ import pytest
 
 from pagedcore import LLM, AsyncEngine, SamplingParams
 from pagedcore.client import RequestContext
-from pagedcore.errors import InvalidRequestError, PromptTooLongError
+from pagedcore.errors import EngineClosedError, InvalidRequestError, PromptTooLongError
 from pagedcore.messages import AbortRequest, AddRequest, InboxMessage, RequestUpdate
 from pagedcore.outboxes import Outbox
 from pagedcore.outputs import CompletionOutput, RequestOutput
 from pagedcore.remote import frames
 from pagedcore.remote.frames import Add
+from pagedcore.remote.open_requests import OpenRequests
 from support.core_builders import make_request
 from support.engine_builder import expected_tokens
 from support.remote_engines import ENDLESS, GREEDY, Hosted, connected, greeted, raw_front, run, wait_for
@@ -232,3 +233,31 @@ def test_what_no_message_holds_is_refused_and_its_id_stays_free(one: Hosted, wro
         list(front.generate_sync([1, 2, 3], GREEDY, "mine", context=RequestContext(**wrong)))
     assert list(front.generate_sync([1, 2, 3], GREEDY, "mine"))[-1].status == "completed"
     front.close_sync()
+
+
+def test_a_receiver_that_fails_loses_its_own_request_and_nobody_elses(one: Hosted) -> None:
+    def failing(_: list[RequestUpdate]) -> None:
+        raise ConnectionError("whoever listened is gone")
+
+    with connected(one) as front:
+        first, last = [], []
+        with front.loop.gathering():
+            for name, outbox in (("first", first.extend), ("broken", failing), ("last", last.extend)):
+                front.loop.submit(make_request(name, [1, 2], max_tokens=3000), outbox)
+        wait_for(lambda: first and last, "the others hear of theirs")
+        wait_for(lambda: "broken" not in one.running_ids(), "what nobody takes is given up")
+        front.loop.close()
+        assert {told[-1].status for told in (first, last)} == {"aborted"}
+    assert one.built.engine.stats().num_finished == {"completed": 0, "aborted": 3, "rejected": 0, "error": 0}
+
+
+def test_when_the_link_is_lost_each_hears_of_it_whoever_else_fails() -> None:
+    def failing(_: list[RequestUpdate]) -> None:
+        raise ConnectionError("whoever listened is gone")
+
+    told: list[RequestUpdate] = []
+    requests = OpenRequests()
+    for name, outbox in (("first", told.extend), ("broken", failing), ("last", told.extend)):
+        requests.open(make_request(name, [1, 2]), outbox)
+    assert len(requests.fail_all(EngineClosedError("it was killed"))) == 3
+    assert {update.request_id: update.status for update in told} == {"first": "error", "last": "error"}

@@ -212,8 +212,10 @@ def _finish_lines(axes: Axes, runs: Sequence[Results], x: str, x_label: str, y_l
     axes.set_ylabel(y_label)
     axes.grid(True, color=GRID_COLOUR, linewidth=0.6)
     lines, _ = axes.get_legend_handles_labels()
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 2} if len(lines) > MOST_INSIDE else {}
-    axes.legend(frameon=False, fontsize=9, **below)
+    if len(lines) > MOST_INSIDE:
+        axes.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+    else:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def _apart(places: Sequence[float]) -> list[float]:
