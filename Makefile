@@ -34,6 +34,9 @@ FREE_NEEDS := tests/requirements-torch-free.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
+# Each of these processes, and each that a test starts, would compile what it imports again, which doubles the time of an import.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve test check lint format format-check types architecture docs docs-update site bench test-other-pythons test-gpu clean
 .NOTPARALLEL:
@@ -76,7 +79,7 @@ test: $(VENV)/.dev-installed lint-all test-other-pythons
 	$(PYTEST) tests -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev-installed lint-all
-	$(PYTEST) tests -m "$(QUICK)" -n $(JOBS) --dist loadfile --no-loadscope-reorder -q $(ARGS)
+	$(PYTEST) tests -m "$(QUICK)" -n $(JOBS) --dist loadfile --no-loadscope-reorder --hypothesis-profile check -q $(ARGS)
 
 .PHONY: lint-all
 lint-all: lint format-check types

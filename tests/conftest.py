@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
 import importlib.util
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +38,29 @@ def _garbage_is_not_held() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_are_read_once() -> Iterator[None]:
+    """Each HTTP client would read them for itself, which takes longer than most calls. A context may serve many clients."""
+    with pytest.MonkeyPatch.context() as patch:
+        for package in ("httpx", "httpx2"):  # `openai` has taken one and then the other
+            if importlib.util.find_spec(package) is not None:
+                transports = importlib.import_module(f"{package}._transports.default")
+                patch.setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))
+        yield
+
+
+def pytest_configure() -> None:
+    """A shell that starts something in the background has it ignore Ctrl-C; tests that send it wait for its effect."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives as long as the run: full collections, of which there are many, need not walk over it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A timeout is spent once it has failed its test. What then hangs in the end of a fixture, or of an event loop that waits for a
@@ -48,14 +75,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 def _search_as_always() -> None:
     """Hypothesis draws the same examples in every run, without a limit in time: what fails, fails for everybody.
-    `--hypothesis-profile search` draws new ones."""
+    `--hypothesis-profile search` draws new ones, `--hypothesis-profile check` draws a fifth of them."""
     if importlib.util.find_spec("hypothesis") is None:
         return
     from hypothesis import HealthCheck, settings
 
+    from support.search import CHECK_EXAMPLES, FULL_EXAMPLES
+
     patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("search", patient)
-    settings.register_profile("same", patient, derandomize=True, database=None)
+    same = settings(patient, derandomize=True, database=None, max_examples=FULL_EXAMPLES)
+    settings.register_profile("same", same)
+    settings.register_profile("check", same, max_examples=CHECK_EXAMPLES)
     settings.load_profile("same")
 
 

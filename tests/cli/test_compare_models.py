@@ -66,6 +66,12 @@ def compare(a: Path, b: Path, text: str = TEXT, **options: Any) -> Comparison:
     return compare_models(config(a), config(b), text, **options)
 
 
+@pytest.fixture
+def _few_timed_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is not speed."""
+    monkeypatch.setattr(trial, "MAX_PROMPTS", 2)
+
+
 def test_positions_are_scored_as_by_hand() -> None:
     p_a = torch.tensor([[0.5, 0.25, 0.25], [0.8, 0.1, 0.1]])
     p_b = torch.tensor([[0.25, 0.5, 0.25], [0.8, 0.1, 0.1]])
@@ -129,6 +135,7 @@ def test_a_logit_of_minus_infinity_is_an_error_though_it_is_not_that_of_the_text
         tally.result()
 
 
+@pytest.mark.usefixtures("_few_timed_prompts")
 @pytest.mark.parametrize("window", [20, 64])
 def test_numbers_are_those_of_transformers(tmp_path: Path, window: int) -> None:
     """The last window of 20 has one token, which is not scored."""
@@ -170,6 +177,7 @@ def test_a_model_agrees_with_itself_and_every_number_is_there(tmp_path: Path) ->
     assert found.traffic is None
 
 
+@pytest.mark.usefixtures("_few_timed_prompts")
 def test_files_of_an_index_count_once_and_others_do_not(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama", vocab_size=VOCAB_SIZE, max_shard_size="60KB")
     save_folder(tmp_path, make_byte_level())
@@ -179,6 +187,7 @@ def test_files_of_an_index_count_once_and_others_do_not(tmp_path: Path) -> None:
     assert compare(tmp_path, tmp_path).b.checkpoint_bytes == sum(path.stat().st_size for path in shards)
 
 
+@pytest.mark.usefixtures("_few_timed_prompts")
 def test_dummy_weights_have_no_files(tmp_path: Path) -> None:
     folder = make_model(tmp_path).folder
     (folder / "model.safetensors").unlink()
@@ -206,6 +215,7 @@ def test_traffic_counts_hits_by_level_from_an_empty_cache(tmp_path: Path) -> Non
     assert (found.traffic.num_requests, found.traffic.num_prompt_tokens) == (3, 3 * length)
 
 
+@pytest.mark.usefixtures("_few_timed_prompts")
 def test_conversations_of_the_traffic_go_through_the_chat_template(tmp_path: Path) -> None:
     folder = make_model(tmp_path).folder
     messages = [{"role": "user", "content": "hello"}]
@@ -226,6 +236,7 @@ def pad_vocabulary(source: Path, target: Path, num_rows: int) -> None:
     (target / "config.json").write_text(json.dumps({**settings, "vocab_size": settings["vocab_size"] + num_rows}))
 
 
+@pytest.mark.usefixtures("_few_timed_prompts")
 def test_rows_of_padding_are_left_out(tmp_path: Path) -> None:
     make_model(tmp_path / "a")
     pad_vocabulary(tmp_path / "a", tmp_path / "b", 5)
@@ -293,6 +304,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(tmp_pat
         compare(folder, folder, traffic=Traffic(prompts=["hello " * 100]))
 
 
+@pytest.mark.usefixtures("_few_timed_prompts")
 def test_progress_names_its_steps_and_each_one_ends(tmp_path: Path) -> None:
     folder = make_model(tmp_path).folder
     calls: list[tuple[str, int, int]] = []

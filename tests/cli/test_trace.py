@@ -14,6 +14,9 @@ import pytest
 from pagedcore import cli
 from support.traced import TracedEngine, live_through_a_preemption, preempted_request
 
+POLL_S = 0.02
+"""How often the server looks whether it is to end."""
+
 
 class Server(ThreadingHTTPServer):
     """Answers /v1/trace with `status` and `body`, and remembers the keys that it was given."""
@@ -49,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
     thread.start()
     yield server
     server.shutdown()

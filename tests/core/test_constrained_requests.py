@@ -56,7 +56,7 @@ def constrained(request: AddRequest) -> AddRequest:
     return replace(request, params=request.params.replace(structured_outputs=FORM))
 
 
-@pytest.mark.parametrize("group", range(4))
+@pytest.mark.parametrize("group", [0, *(pytest.param(group, marks=pytest.mark.slow) for group in (1, 2, 3))])
 def test_whatever_the_schedule_a_constrained_request_is_never_planned_ahead(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runners: list[WatchingRunner] = []
 

@@ -26,7 +26,7 @@ def serve(traffic: str, num_blocks: int, num_host_blocks: int) -> tuple[float, A
     return rate, advisor.advice()
 
 
-@pytest.mark.parametrize(("num_blocks", "num_host_blocks"), [(160, 160), (160, 480)])
+@pytest.mark.parametrize(("num_blocks", "num_host_blocks"), [(160, 160), pytest.param(160, 480, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("traffic", ["shared prompt and documents", "chats", "tenants with salts"])
 def test_the_predicted_rates_are_those_of_both_together(traffic: str, num_blocks: int, num_host_blocks: int) -> None:
     measured, advice = serve(traffic, num_blocks, num_host_blocks)

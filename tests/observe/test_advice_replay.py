@@ -18,6 +18,8 @@ ONE_POINT = 0.01
 ROUGH = 0.05
 POOL_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 BLOCK_SIZES = (8, 16, 32, 64)
+QUICK_TRAFFIC = ("chats", "looping scan")
+"""Chains that grow, and a working set with an edge."""
 
 
 @functools.cache
@@ -38,7 +40,10 @@ def errors(traffic: str, points: list[CurvePoint]) -> dict[tuple[float, int], fl
     return {(p.pool_factor, p.block_size): p.hit_rate - real_rate(traffic, p.block_size, p.num_blocks) for p in points}
 
 
-@pytest.mark.parametrize(("traffic", "num_blocks"), [(name, 1024 if name == "bursts" else 640) for name in TRAFFIC])
+@pytest.mark.parametrize(
+    ("traffic", "num_blocks"),
+    [pytest.param(name, 1024 if name == "bursts" else 640, marks=[] if name in QUICK_TRAFFIC else pytest.mark.slow) for name in TRAFFIC],
+)
 def test_each_predicted_rate_is_within_one_point_of_a_run_at_that_setting(traffic: str, num_blocks: int) -> None:
     points = [point for point in advice_after(traffic, 16, num_blocks).curve if point.pool_factor in POOL_FACTORS]
     assert {(point.pool_factor, point.block_size) for point in points} == {(f, b) for f in POOL_FACTORS for b in BLOCK_SIZES}
@@ -47,7 +52,10 @@ def test_each_predicted_rate_is_within_one_point_of_a_run_at_that_setting(traffi
     assert max(point.hit_rate for point in points) > 0.3 or traffic == "random prompts"
 
 
-@pytest.mark.parametrize(("traffic", "block_size", "num_blocks"), [("chats", 32, 192), ("shared prompt and documents", 8, 640)])
+@pytest.mark.parametrize(
+    ("traffic", "block_size", "num_blocks"),
+    [("chats", 32, 192), pytest.param("shared prompt and documents", 8, 640, marks=pytest.mark.slow)],
+)
 def test_from_whichever_block_size_it_was_observed(traffic: str, block_size: int, num_blocks: int) -> None:
     """Small pools that could not hold what ran together are left out, and what is left holds."""
     points = [point for point in advice_after(traffic, block_size, num_blocks).curve if point.pool_factor in POOL_FACTORS]

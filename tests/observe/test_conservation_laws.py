@@ -18,6 +18,7 @@ from pagedcore.observe.stats import StatsSnapshot
 from pagedcore.tracing.history import History
 from support.observed import FakeClock, make_add, make_finished, samples_of_registry
 from support.scenarios import make_scenario, rare_paths, run_scenario
+from support.search import examples
 
 NUM_SEEDS_OF_RARE_PATHS = 60
 
@@ -189,7 +190,7 @@ def check_export(books: Books) -> None:
 
 @given(seed=st.integers(0, 10**6), has_host_tier=st.booleans(), num_rounds=st.sampled_from([1, 1, 2]))
 @example(seed=0, has_host_tier=True, num_rounds=2)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_sums_come_out(seed: int, has_host_tier: bool, num_rounds: int) -> None:
     books = keep_books(seed, has_host_tier=has_host_tier, num_rounds=num_rounds)
     for check in (check_tokens, check_blocks, check_penalty, check_requests, check_moments, check_export):

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagedcore.http.metrics_server import start_metrics_server
 from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES
 from pagedcore.observe.exposition import metrics_text
+from pagedcore.observe.prometheus import EngineSink
 from pagedcore.observe.recorder import FLUSH_INTERVAL_S
-from support.observed import Engine, FakeClock, make_lookup, sample_key, samples_of
+from support.observed import Engine, FakeClock, make_add, make_lookup, sample_key, samples_of
 
 HALF = make_lookup("a", live=1, tail=0)  # 8 tokens, 4 served
 
@@ -156,6 +157,26 @@ def test_a_host_that_took_one_of_our_names_costs_the_export_and_nothing_else(cap
     assert "pagedcore_page_lookups" in engine.recorder.export_fault
     assert "counted but not exported" in caplog.text
     assert engine.recorder.stats().page_lookups == 2
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError("disk full"), RuntimeError("a file of it is damaged"), KeyError("a registry of the host's")], ids=repr
+)
+def test_a_registry_that_fails_later_costs_the_export_and_nothing_else(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    engine = Engine()
+    engine.serve("r1", HALF)
+    monkeypatch.setattr(EngineSink, "add", fail)
+    engine.serve("r2", HALF)
+    engine.recorder.received(make_add("r3"))
+    engine.recorder.flush()
+    assert type(fault).__name__ in (engine.recorder.export_fault or "")
+    assert caplog.text.count("counted but not exported") == 1
+    assert engine.recorder.stats().page_lookups == 4
 
 
 def test_the_metrics_server_serves_the_same_text_on_a_free_port() -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -149,6 +149,23 @@ def test_a_span_that_happens_to_be_current_in_the_writers_thread_is_no_parent() 
         assert root_of(collected.spans_of(preempted_life())).parent is None
 
 
+class FailingProcessor(SpanProcessor):
+    """The host's code, which does not know what to make of one request."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if (span.attributes or {}).get("gen_ai.response.id") == "odd":
+            raise ValueError("an odd span")
+
+
+def test_one_span_that_the_hosts_code_does_not_take_costs_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    collected = Collected()
+    collected.provider.add_span_processor(FailingProcessor())
+    spans = collected.spans_of(*(preempted_life(name=name) for name in ("first", "odd", "last")))
+    roots = {str((span.attributes or {})["gen_ai.response.id"]) for span in spans if span.name.startswith("text_completion")}
+    assert roots == {"first", "odd", "last"}
+    assert caplog.text.count("an odd span") >= 1
+
+
 def test_spans_go_to_the_provider_of_the_process_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, collected = TracedEngine(), Collected()
     live_through_a_preemption(engine, preempted_request("before"))
@@ -189,7 +206,7 @@ class Collector(BaseHTTPRequestHandler):
 def collector() -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     posts: list[tuple[str, bytes]] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Collector,), {"posts": posts}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}", posts
     server.shutdown()
