@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import random
@@ -40,6 +39,7 @@ from pagedcore.commands.bench.spread import percentile, weighted_percentile
 from pagedcore.commands.bench.workloads import Load
 from pagedcore.commands.http_front import BACKLOG
 from pagedcore.front import Front
+from pagedcore.garbage import GarbageHold
 from pagedcore.messages import AddRequest, InboxMessage, RequestUpdate
 from pagedcore.openai import build_app
 from pagedcore.outputs import RequestOutput
@@ -193,8 +193,8 @@ def _plain_request(request_id: str, params: SamplingParams) -> AddRequest:
 def serve(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         app = make_app(args.serve, args.step_ms / 1000, make_tokenizer(Path(folder)))
-    gc.collect()
-    gc.freeze()  # as an engine does when it is ready
+    hold = GarbageHold()
+    hold.take()  # as a front does when it is ready
     uvicorn.run(app, port=args.port, log_level="warning", access_log=False, backlog=BACKLOG, http=args.http, loop=args.loop)
 
 

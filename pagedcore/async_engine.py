@@ -224,7 +224,8 @@ class AsyncEngine:
     def warm_up(self, prompts: Sequence[Prompt] = ()) -> None:
         """Compute these prompts, so that their prefixes are cached, without counting them as traffic.
 
-        Raises `EngineError` while requests are open (they would go uncounted too), and the error of a prompt that is refused.
+        Raises `EngineError` while requests are open (of their steps nothing would be counted, such as gaps between tokens and blocks
+        acquired; see `EngineLoop.pause_recording`), and the error of a prompt that is refused.
         """
         if self._front.num_open:
             raise EngineError(f"{self._front.num_open} requests are open; warm up before the engine takes traffic.")

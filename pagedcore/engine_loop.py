@@ -183,7 +183,11 @@ class EngineLoop:
         self._garbage.take()
 
     def pause_recording(self) -> None:
-        """Count nothing that comes until `start_recording`, neither requests nor steps; what has come before is counted to its end."""
+        """Count nothing that comes until `start_recording`, neither requests nor steps; what has come before is counted to its end.
+
+        What belongs to steps and not to requests is not counted in a pause, whoever it was done for: gaps between tokens, sampled tokens,
+        blocks acquired, evicted and swapped, and the tokens and seconds of misses that could have been avoided.
+        """
         self.call(self._pause_recording).result()
 
     def stats(self) -> StatsSnapshot:
@@ -442,8 +446,9 @@ class EngineLoop:
         What comes later is not recorded any more. May be called twice, from any thread.
         """
         refusal = EngineClosedError(self._refusal or "The engine is closed.")
-        waiting = self._inbox.refuse(refusal)
-        self._books.close([request for request, _ in waiting], self._clock())
-        self._outboxes.end_all(error)
-        for request, outbox in waiting:
-            hand_over(outbox, [failed_update(request.request_id, refusal)])
+        with ExitStack() as last:  # each is told, whatever one part raises
+            last.callback(self._outboxes.end_all, error)
+            waiting = self._inbox.refuse(refusal)
+            for request, outbox in reversed(waiting):
+                last.callback(hand_over, outbox, [failed_update(request.request_id, refusal)])
+            self._books.close([request for request, _ in waiting], self._clock())

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 
 from pagedcore.errors import PagedCoreError
+from pagedcore.guard import Guard
 from pagedcore.messages import RequestUpdate, failed_update
 
 Outbox = Callable[[list[RequestUpdate]], None]
 """Takes one step's updates of its requests. Called on the engine thread: hand them on and return."""
 
-logger = logging.getLogger(__name__)
+_guard = Guard("Updates of requests were not taken by whoever waits for them.")
 
 
 class Outboxes:
@@ -75,19 +76,16 @@ class Outboxes:
             hand_over(outbox, [update])
 
     def end_all(self, error: PagedCoreError) -> None:
-        """The last update of each request that is still open."""
-        self.tell_refused()
-        for request_id in list(self._by_id):
-            outbox = self._by_id.pop(request_id, None)
-            if outbox is not None:
-                hand_over(outbox, [failed_update(request_id, error)])
+        """The last update of each request that is still open, whatever a telling raises."""
+        with ExitStack() as last:
+            for request_id in reversed(list(self._by_id)):
+                outbox = self._by_id.pop(request_id, None)
+                if outbox is not None:
+                    last.callback(hand_over, outbox, [failed_update(request_id, error)])
+            for _ in self._refused:
+                last.callback(self.tell_refused)  # again where one before raised
 
 
 def hand_over(outbox: Outbox, updates: list[RequestUpdate]) -> bool:
-    """False, and an error in the log, where the outbox raises: others wait for theirs."""
-    try:
-        outbox(updates)
-    except Exception as error:
-        logger.error("Updates of requests were not taken by %r, which waits for them.", outbox, exc_info=error)
-        return False
-    return True
+    """False, and an error in the log, where the outbox raises: others wait for theirs. See `Guard` for what the main thread lets out."""
+    return _guard(outbox, updates)

@@ -92,7 +92,7 @@ class SamplingParams:
 
     def for_choice(self, seed: int, *, has_prompt_logprobs: bool) -> SamplingParams:
         """What one choice of these asks for. Not checked again: it asks for nothing more, and a burst makes one for each request."""
-        choice, set_field = object.__new__(SamplingParams), object.__setattr__
+        choice, set_field = object.__new__(type(self)), object.__setattr__
         for name, value in zip(_DEFAULTS, _VALUES(self), strict=True):
             set_field(choice, name, value)
         set_field(choice, "n", 1)

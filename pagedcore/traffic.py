@@ -12,10 +12,10 @@ MAX_GROUPS = 1024
 """Requests with choices still to come that are remembered; where the others' front is lost they never come."""
 
 ALSO_IN_A_PAUSE = (
-    "now_s", "planned_s", "stop_key", "num_running", "num_waiting", "num_swapped", "waiting_by_reason",
+    "now_s", "submitted_s", "planned_s", "stop_key", "num_running", "num_waiting", "num_swapped", "waiting_by_reason",
     "num_active_blocks", "num_cached_blocks", "num_free_blocks", "num_live_tokens",
 )  # fmt: skip
-"""Facts of a step that are true in a pause, too: what the requests in the queue wait for, and the gauges of queue and pool."""
+"""Facts of a step that are true in a pause, too: its time, what the requests in the queue wait for, and the gauges of queue and pool."""
 
 
 class Door:
@@ -46,19 +46,22 @@ class Traffic:
         self._num_others = 0
         self._others: dict[str, AddRequest] = {}
         """By id, between their two events."""
+        self._just_ended: set[str] = set()
+        """Their ids, until the next events."""
 
     def note(self, request: AddRequest) -> None:
         """The engine has taken a request. Its events are still to come."""
         self._num_others += request.is_traffic is False
 
-    def of(self, step: StepEvents, *, is_counting: bool) -> StepEvents:
-        """What of these events counts: in a pause those of traffic alone, and no step."""
-        if is_counting and not self._num_others:
-            return step
-        step.events = [event for event in step.events if self._counts(event, is_counting)]
-        if is_counting:
-            return step
-        return StepEvents(events=step.events, **{name: getattr(step, name) for name in ALSO_IN_A_PAUSE})
+    def keep(self, step: StepEvents, *, is_counting: bool) -> None:
+        """Take from these events those that do not count: in a pause all but those of traffic."""
+        self._just_ended.clear()
+        if step.events and not (is_counting and not self._num_others):
+            step.events = [event for event in step.events if self._counts(event, is_counting)]
+
+    def is_other(self, request_id: str) -> bool:
+        """Whether a request that does not count has this id: it is open, or has ended in the events that came last."""
+        return request_id in self._others or request_id in self._just_ended
 
     def _counts(self, event: Event, is_counting: bool) -> bool:
         if isinstance(event, Arrived | Finished):
@@ -78,3 +81,9 @@ class Traffic:
             self._num_others -= 1
             if self._others.get(request.request_id) is request:
                 del self._others[request.request_id]
+                self._just_ended.add(request.request_id)
+
+
+def in_a_pause(step: StepEvents) -> StepEvents:
+    """These events, which count, and no step."""
+    return StepEvents(events=step.events, **{name: getattr(step, name) for name in ALSO_IN_A_PAUSE})

@@ -21,7 +21,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 logger = logging.getLogger(__name__)
 
-_FILE = re.compile(r".+_(?P<pid>\d+)\.(db|start)")
+_FILE = re.compile(r".+_(?P<pid>\d+)\.(db|start|new)")
 """What a process leaves in the folder: its numbers, and when it began, by which it differs from a later one of its id."""
 
 
@@ -68,10 +68,21 @@ def forget_ended_processes() -> None:
             num_lost = forget_process(int(match["pid"]))
             if num_lost:
                 logger.error("Process %s has ended and took %d requests with it; they are counted as failed.", match["pid"], num_lost)
-    started = _start_of(os.getpid())
-    if folder and started is not None:
-        with suppress(OSError):  # then nobody can write numbers there either
-            _start_file(os.getpid(), Path(folder)).write_text(started, encoding="utf-8")
+    if folder:
+        _say_start(Path(folder))
+
+
+def _say_start(folder: Path) -> None:
+    """Write when this process began, whole or not at all: others read it at any moment."""
+    started, told = _start_of(os.getpid()), _start_file(os.getpid(), folder)
+    being_written = told.with_suffix(".new")
+    if started is not None:
+        try:
+            being_written.write_text(started, encoding="utf-8")
+            being_written.replace(told)
+        except OSError:  # a full disk: without it, this process counts as running for as long as any has its id
+            with suppress(OSError):
+                being_written.unlink(missing_ok=True)
 
 
 def _prepare(folder: Path) -> None:
@@ -79,7 +90,7 @@ def _prepare(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         files = [(path, int(match["pid"])) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))]
         for path in [path for path, pid in files if _has_ended(pid, folder)]:
-            if path.suffix == ".start" or b"pagedcore_" in path.read_bytes():
+            if path.suffix != ".db" or b"pagedcore_" in path.read_bytes():
                 path.unlink(missing_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -95,9 +106,10 @@ def _has_ended(pid: int, folder: Path) -> bool:
     if not _is_running(pid):
         return True
     try:
-        return _start_of(pid) not in (None, _start_file(pid, folder).read_text(encoding="utf-8"))
-    except OSError:  # it has not said when it began
+        said = _start_file(pid, folder).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
         return False
+    return said.isdigit() and _start_of(pid) not in (None, said)
 
 
 def _start_file(pid: int, folder: Path) -> Path:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedcore.console.minute import Minute, percentile
-from pagedcore.core.events import Admitted, Arrived, Finished, FirstToken, Preempted, Resumed, StepEvents
+from pagedcore.core.events import Admitted, Arrived, Event, Finished, FirstToken, Preempted, Resumed, StepEvents
+from pagedcore.guard import Guard
 from pagedcore.messages import AddRequest
 from pagedcore.observe.labels import MAX_TENANTS, BoundedLabel
 
@@ -53,6 +54,7 @@ class TenantBook:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._guard = Guard("Something that happened to a request is not in the summary of its tenant.")
         self._label = BoundedLabel(MAX_TENANTS)
         self._tenants: dict[str, _Tenant] = {}
         self._open: dict[str, _Open] = {}
@@ -70,10 +72,7 @@ class TenantBook:
         if not step.events:
             return
         with self._lock:
-            for event in step.events:
-                handler = self._handlers.get(type(event))
-                if handler is not None:
-                    handler(event)
+            self._guard.each(self._handle, step.events)
 
     def summary(self) -> list[dict[str, Any]]:
         """The tenants that have open requests or had any in the last minute, who has most of them open first."""
@@ -84,6 +83,11 @@ class TenantBook:
         return sorted(busy, key=lambda row: (-row["num_waiting"] - row["num_running"], -row["prompt_tokens"], row["tenant"]))
 
     # ---- under the lock
+
+    def _handle(self, event: Event) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
 
     def _arrived(self, event: Arrived) -> None:
         request = event.request

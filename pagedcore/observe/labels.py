@@ -22,15 +22,13 @@ class BoundedLabel:
         self._known: set[str] = set(known)
 
     def value(self, name: str | None) -> str:
-        """The label value for a name; remembers it while there is room."""
+        """The label value for a name; remembers it while there is room. What UTF-8 cannot write is "other"."""
         if name is None or name == UNNAMED:
             return UNNAMED
-        if name in self._known:
+        if _is_text(name) and (name in self._known or len(self._known) < self._max_values):
+            self._known.add(name)
             return name
-        if len(self._known) >= self._max_values:
-            return OTHER
-        self._known.add(name)
-        return name
+        return OTHER
 
 
 class RequestLabels:
@@ -47,3 +45,8 @@ class RequestLabels:
 
     def tenant(self, name: str | None) -> str:
         return self._tenants.value(name)
+
+
+def _is_text(name: object) -> bool:
+    """One label with half a surrogate pair would cost the whole scrape."""
+    return isinstance(name, str) and name.encode(errors="replace").decode() == name

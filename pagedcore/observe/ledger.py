@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from pagedcore.core.events import Finished
 from pagedcore.observe.catalogue import FAMILIES, Family
@@ -14,6 +14,8 @@ from pagedcore.observe.catalogue import FAMILIES, Family
 Key = tuple[str, ...]
 """Family name, then its label values in the order of `Family.labels`."""
 
+Handlers = dict[type, Callable[[Any], object]]
+"""By type of event: what a book does with it."""
 
 Exemplar = tuple[float, str]
 """One observed value, and the id of the trace that it belongs to."""
@@ -124,8 +126,9 @@ class Ledger:
                 sink.set(key, value)
                 self._exported_gauges[key] = value
         for name, histogram in self._histograms.items():
-            sink.observe((name,), histogram.counts, histogram.total, histogram.exemplars)
-            histogram.clear()
+            pending = (histogram.counts, histogram.total, histogram.exemplars)
+            histogram.clear()  # before: what fails half-way is not observed twice
+            sink.observe((name,), *pending)
 
     def export_counters(self, sink: Sink, keys: Iterable[Key]) -> None:
         """Of these counters alone."""

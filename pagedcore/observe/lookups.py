@@ -9,7 +9,7 @@ from pagedcore.core.lookup import LookupReport
 from pagedcore.messages import AddRequest
 from pagedcore.observe.explain import LookupStore
 from pagedcore.observe.ghosts import BlockHistory
-from pagedcore.observe.ledger import Ledger
+from pagedcore.observe.ledger import Handlers, Ledger
 from pagedcore.observe.misses import explain_misses
 from pagedcore.outputs import CacheReport
 from pagedcore.twin_blocks import TwinBlocks
@@ -28,6 +28,10 @@ class LookupBook:
         self.evicted: list[BlockEvicted] = []
         """Not counted yet; a step may have hundreds."""
         self._unobserved: list[BlockEvicted] = []
+
+    def handlers(self) -> Handlers:
+        """What is done with each event that is written down here."""
+        return {PrefillChunk: self.chunk, Resumed: self.resumed, BlockEvicted: self.evicted.append, BlocksForgotten: self.forgotten}
 
     def looked_up(self, request: AddRequest, tenant: str, lookup: LookupReport, now_s: float) -> None:
         """Count one lookup, once a request, at its first admission, and name its misses."""
@@ -77,12 +81,13 @@ class LookupBook:
             self._ledger.add("pagedcore_miss_penalty_tokens_total", num_tokens, reason)
         return own
 
-    def remember_evictions(self) -> None:
+    def remember_evictions(self, *, counts: bool = True) -> None:
         """Count what is in `evicted`: before each lookup, which asks for it, and after each batch of events."""
         if self.evicted:
             self._history.evicted([event.block_hash for event in self.evicted], [event.now_s for event in self.evicted])
-            self._ledger.add("pagedcore_pool_evictions_total", len(self.evicted))
-            self._unobserved += self.evicted
+            if counts:
+                self._ledger.add("pagedcore_pool_evictions_total", len(self.evicted))
+                self._unobserved += self.evicted
             self.evicted.clear()
 
     def forgotten(self, event: BlocksForgotten) -> None:

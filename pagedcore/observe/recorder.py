@@ -7,28 +7,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pagedcore.core.events import (
-    Admitted,
-    Arrived,
-    BlockEvicted,
-    BlocksForgotten,
-    Finished,
-    FirstToken,
-    PassedOver,
-    Preempted,
-    PrefillChunk,
-    Resumed,
-    StepEvents,
-)
+from pagedcore.core.events import BlockEvicted, BlocksForgotten, Event, StepEvents
 from pagedcore.guard import Guard
-from pagedcore.host_tier.swapped import Swapped
 from pagedcore.messages import AddRequest
 from pagedcore.observe.catalogue import INFO_LABELS, LEVELS, MEMORY_KINDS, PENALTY_REASONS
-from pagedcore.observe.ledger import Ledger
+from pagedcore.observe.ledger import Handlers, Ledger
 from pagedcore.observe.lookups import LookupBook
 from pagedcore.observe.prometheus import EngineSink, Exporter, exporter_for, multiprocess_dir_fault
 from pagedcore.observe.requests import RequestBook
@@ -69,8 +56,9 @@ class RecorderInfo:
 class Recorder:
     """Owns every number of one engine. `record` belongs to the engine thread; the other methods may be called from any.
 
-    Counts are exact and kept here; prometheus objects are brought up to date by `flush`. When they cannot be written the
-    fault is logged once, `export_fault` says why, and counting goes on: inference never pays for it.
+    Counts are exact and kept here; prometheus objects are brought up to date by `flush`. When they cannot be written (`OSError`,
+    `ValueError`) the fault is logged once, `export_fault` says why, and counting goes on: inference never pays for it. Any other error
+    of theirs costs that one write.
     """
 
     def __init__(
@@ -91,6 +79,7 @@ class Recorder:
         self._steps = StepBook(self._ledger, info.block_size)
         self._window = RateWindow()
         self._handlers = self._make_handlers()
+        self._guard = Guard("Something that happened in an engine could not be counted, or not be exported.")
         self._listeners: list[tuple[Guard, Callable[[StepEvents], None]]] = []
         self._started_s = self._last_flush_s = self._last_record_s = clock()
         self._memory: dict[str, int] = {}
@@ -105,24 +94,22 @@ class Recorder:
     # ---- the engine thread
 
     def record(self, step: StepEvents) -> None:
-        """Count everything since the last call and fill in `step.avoidable_tokens`. Exports at once when the engine is idle."""
-        now_s = self._clock()
+        """Count everything since the last call and fill in `step.avoidable_tokens`. Exports at once when the engine is idle.
+
+        An event that cannot be counted costs no other event, and listeners hear of the step in any case.
+        """
+        try:
+            with self._lock:
+                self._count(step, self._clock())
+        finally:
+            for guard, listener in self._listeners:
+                guard(listener, step)
+
+    def remember(self, gone: Iterable[BlockEvicted | BlocksForgotten]) -> None:
+        """Blocks have left the cache while nothing is counted: later misses say why."""
         with self._lock:
-            if math.floor(now_s) > math.floor(self._last_record_s):
-                self._window.sample(self._last_record_s, self._totals())
-            self._last_record_s = now_s
-            for event in step.events:
-                self._handlers[type(event)](event)
-            if self._requests.just_counted:
-                self._export_ends()
-            self._lookups.remember_evictions()
-            if step.step_id is not None:
-                step.avoidable_tokens = self._lookups.take_avoidable(step.step_id)
-            self._steps.record(step)
-            if not (step.num_running or step.num_waiting) or now_s - self._last_flush_s >= FLUSH_INTERVAL_S:
-                self._export(now_s)
-        for guard, listener in self._listeners:
-            guard(listener, step)
+            self._guard.each(self._handle, gone)
+            self._lookups.remember_evictions(counts=False)
 
     @property
     def model_name(self) -> str:
@@ -137,7 +124,7 @@ class Recorder:
     # ---- any thread
 
     def add_listener(self, listener: Callable[[StepEvents], None]) -> None:
-        """Call it after each batch of events, on the engine thread: it keeps what it needs and returns. What it raises is logged once."""
+        """Call it after each batch of events, on the engine thread: it keeps what it needs and returns. What it raises is logged."""
         self._listeners.append((Guard("Whoever listens to an engine failed, and may not know all that happened."), listener))
 
     def flush(self) -> None:
@@ -147,7 +134,8 @@ class Recorder:
 
     def received(self, request: AddRequest) -> None:
         """A request comes to the engine thread, which may not have taken it for a while. Exported at once."""
-        self._write(lambda sink: sink.add(self._requests.received_key(request), 1))
+        key = self._requests.received_key(request)
+        self._write(lambda sink: sink.add(key, 1))
 
     def stats(self) -> StatsSnapshot:
         """Every number of this engine now; needs no prometheus_client object."""
@@ -164,9 +152,8 @@ class Recorder:
 
         None for others, and for choices i > 0 of n, which have no lookup of their own.
         """
-        with self._lock:
-            lookup = self._lookups.store.find(request_id)
-            return None if lookup is None else lookup.report
+        explained = self.explained(request_id)
+        return None if explained is None else explained[0]
 
     def explained(self, request_id: str) -> tuple[CacheReport, tuple[str, ...]] | None:
         """The same report, and the reason of each missed eligible block in order of position."""
@@ -224,21 +211,27 @@ class Recorder:
 
     # ---- under the lock
 
-    def _make_handlers(self) -> dict[type, Callable[[Any], object]]:
-        requests, lookups = self._requests, self._lookups
-        return {
-            Arrived: requests.arrived,
-            Admitted: requests.admitted,
-            PassedOver: lambda _: None,  # the gauge of waiting requests counts it
-            PrefillChunk: lookups.chunk,
-            FirstToken: requests.first_token,
-            Preempted: requests.preempted,
-            Resumed: lookups.resumed,
-            Swapped: lambda _: None,  # steps count their blocks
-            BlockEvicted: lookups.evicted.append,
-            BlocksForgotten: lookups.forgotten,
-            Finished: requests.finished,
-        }
+    def _make_handlers(self) -> Handlers:
+        return {**self._requests.handlers(), **self._lookups.handlers()}
+
+    def _count(self, step: StepEvents, now_s: float) -> None:
+        if math.floor(now_s) > math.floor(self._last_record_s):
+            self._window.sample(self._last_record_s, self._totals())
+        self._last_record_s = now_s
+        self._guard.each(self._handle, step.events)
+        if self._requests.just_counted:
+            self._export_ends()
+        self._lookups.remember_evictions()
+        if step.step_id is not None:
+            step.avoidable_tokens = self._lookups.take_avoidable(step.step_id)
+        self._steps.record(step)
+        if not (step.num_running or step.num_waiting) or now_s - self._last_flush_s >= FLUSH_INTERVAL_S:
+            self._export(now_s)
+
+    def _handle(self, event: Event) -> None:
+        handler = self._handlers.get(type(event))  # others have no number of their own
+        if handler is not None:
+            handler(event)
 
     def _open_export(self, registry: CollectorRegistry | None) -> tuple[Exporter | None, EngineSink | None]:
         fault = multiprocess_dir_fault()
@@ -274,8 +267,10 @@ class Recorder:
         try:
             if sink is not None:
                 export(sink)
-        except Exception as error:  # noqa: BLE001  the registry and its files are the host's
+        except (OSError, ValueError) as error:  # the registry and its files are the host's
             self._stop_export(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  of this write alone
+            self._guard.tell(error, self._write)
 
     def _set_gauges(self, now_s: float) -> None:
         totals, put = self._totals(), self._ledger.set

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pagedcore.core.events import Admitted, Arrived, Finished, FirstToken, Preempted
 from pagedcore.messages import AddRequest
 from pagedcore.observe.labels import RequestLabels
-from pagedcore.observe.ledger import Key, Ledger
+from pagedcore.observe.ledger import Handlers, Key, Ledger
 from pagedcore.observe.lookups import LookupBook
 from pagedcore.outputs import Status
 from pagedcore.traceparent import trace_id_of
@@ -66,6 +66,13 @@ class RequestBook:
         self.just_counted: list[Key] = []
         """Of the ended requests that were counted since somebody emptied it."""
 
+    def handlers(self) -> Handlers:
+        """What is done with each event that is written down here."""
+        return {
+            Arrived: self.arrived, Admitted: self.admitted, FirstToken: self.first_token, Preempted: self.preempted,
+            Finished: self.finished,
+        }  # fmt: skip
+
     def received_key(self, request: AddRequest) -> Key:
         """Of the counter of received requests."""
         return ("pagedcore_received_requests_total", *self._labels.of(request))
@@ -84,10 +91,9 @@ class RequestBook:
         request = event.request
         if request.request_id in self._open:
             return  # its id is in use: it can only be rejected, and the open request goes on
-        group = self._groups.get(request.group_id)
-        if group is None:
-            group = self._groups[request.group_id] = Group(request, trace_id=trace_id_of(request.traceparent))
-        self._open[request.request_id] = (request, group)
+        group = self._groups.setdefault(request.group_id, Group(request))
+        self._open[request.request_id] = (request, group)  # before anything of the request's own can go wrong
+        group.trace_id = trace_id_of(group.request.traceparent)
 
     def admitted(self, event: Admitted) -> None:
         entry = self._open.get(event.request_id)
@@ -121,15 +127,16 @@ class RequestBook:
             self._count_duplicate(event)
             return False
         del self._open[event.request.request_id]
-        self._lookups.finished(event)
-        self._count_output(event)
         group = entry[1]
         group.note_end(event)
         is_last = group.num_ended >= group.request.num_choices
         is_counted = (is_last or event.status == "rejected") and not group.is_counted
+        group.is_counted = group.is_counted or is_counted
+        self._forget(group, is_last)  # before the counting: what cannot be counted is not open any more, either
+        self._lookups.finished(event)
+        self._count_output(event)
         if is_counted:
             self._count_group(group, event)
-        self._forget(group, is_last)
         return is_counted
 
     def _count_duplicate(self, event: Finished) -> None:

@@ -24,6 +24,7 @@ class StepBook:
         self._count_bulk(step)
         if step.step_id is not None:
             self._count_step(step)
+        if step.step_id is not None or step.submitted_s is not None:  # the latter alone: a step of a pause
             self._last_commit_s = step.now_s
         self.latest = step
         self._was_busy = step.num_running > 0

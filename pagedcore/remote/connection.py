@@ -203,9 +203,11 @@ class Connection:
     def _post(self, updates: list[RequestUpdate]) -> None:
         """The outbox of this front's requests, on the engine thread."""
         self._is_posting = True
-        self._ids.translate(updates)
-        self._channel.put(updates)
-        self._is_posting = False
+        try:
+            self._ids.translate(updates)
+            self._channel.put(updates)
+        finally:
+            self._is_posting = False
         self._num_posted += len(updates)
         if self._num_posted - self._packer.num_packed > MAX_WAITING_UPDATES:
             logger.warning("Front %d has not read the last %d updates and was cut off.", self._number, MAX_WAITING_UPDATES)

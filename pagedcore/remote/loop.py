@@ -179,17 +179,22 @@ class RemoteLoop:
         """See `EngineLoop.pause_recording`. Raises `EngineError` for an engine that others use too."""
         if not self._source.is_owner:
             raise EngineError("This engine is shared by several processes; compute its warm-up prompts where it is started.")
-        self._door.is_counting = False
+        was_counting, self._door.is_counting = self._door.is_counting, False
         try:
             self.ask("pause_recording")
-        except PagedCoreError:
-            self._door.is_counting = True
+        except BaseException:
+            self._door.is_counting = was_counting
+            if was_counting:
+                with suppress(PagedCoreError):  # it may have paused, and its answer was lost
+                    self.ask("start_recording", timeout_s=FLUSH_TIMEOUT_S)
             raise
 
     def start_recording(self) -> None:
-        """See `EngineLoop.start_recording`."""
-        self.ask("start_recording")
-        self._door.is_counting = True
+        """See `EngineLoop.start_recording`. Requests that come from now on count, whatever the engine answers."""
+        try:
+            self.ask("start_recording")
+        finally:
+            self._door.is_counting = True
 
     def raise_if_closed(self) -> None:
         """Raise `EngineClosedError` when this is closed or has given up."""

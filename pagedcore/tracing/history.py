@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from pagedcore.core.events import Admitted, Arrived, Finished, FirstToken, PassedOver, Preempted, PrefillChunk, Resumed, StepEvents
+from pagedcore.guard import Guard
 from pagedcore.host_tier.swapped import Swapped
 from pagedcore.outputs import CacheReport
 from pagedcore.tracing.life import NEXT_STEP, Life, Wait, begin_life
@@ -41,6 +42,7 @@ class History:
         self._steps = StepRing()
         self._waits = WaitBook()
         self._lock = threading.Lock()
+        self._guard = Guard("Something that happened to a request is not in the history.")
         self._handlers: dict[type, Callable[[Any], None]] = {
             Arrived: self._arrived,
             Admitted: self._admitted,
@@ -65,7 +67,7 @@ class History:
                     planned_s = None
                 handler = self._handlers.get(type(event))
                 if handler is not None:
-                    handler(event)
+                    self._guard(handler, event)
             if planned_s is not None:
                 self._waits.plan(planned_s, step.stop_key)
             self._steps.record(step)

@@ -42,6 +42,7 @@ class StepRing:
         """Remember a step; what happened outside one is no step."""
         if step.step_id is not None:
             self._steps.append(self._traced(step, step.step_id))
+        if step.step_id is not None or step.submitted_s is not None:  # the latter alone: a step of a pause
             self._last_end_s = step.now_s
         self._was_busy = step.num_running > 0
 

@@ -211,6 +211,32 @@ def test_one_that_goes_on_keeps_its_numbers_open(tmp_path: Path, monkeypatch: py
     assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("said", [b"", b"\xff", b"12 34"])
+def test_one_whose_start_cannot_be_read_counts_as_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    end = "print('here', flush=True); input(); " + KILLED
+    with start_work(tmp_path, begin="forget_ended_processes()", end=end) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"here\n"
+        _prometheus_dir._start_file(process.pid, tmp_path).write_bytes(said)
+        forget_ended_processes()
+        assert total(tmp_path, "pagedcore_requests_total", status="error") == 0
+        process.stdin.write(b"\n")
+
+
+def test_a_start_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_disk(path: Path, text: str, **_: object) -> int:
+        path.touch()
+        raise OSError("no space left on device")
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(Path, "write_text", fill_disk)
+    forget_ended_processes()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_who_starts_leaves_its_own_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file may be open already, for numbers of its host's; what one of the same id left there is settled with it."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))

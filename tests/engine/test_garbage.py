@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pagedcore import AsyncEngine
-from pagedcore.garbage import GarbageHold
+from pagedcore.garbage import YOUNG_OBJECTS, GarbageHold
 from support.engine_builder import make_loop
 
 TAKE = GarbageHold.take
@@ -83,6 +83,46 @@ def test_garbage_from_before_goes_at_once_and_garbage_from_within_after_the_last
     hold.release()
     gc.collect()
     assert is_within_alive() is None
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_young_objects_are_collected_less_often_while_an_engine_lives() -> None:
+    gc.set_threshold(700, 9, 8)
+    first, second = GarbageHold(), GarbageHold()
+    first.take()
+    second.take()
+    assert gc.get_threshold() == (YOUNG_OBJECTS, 9, 8)
+    first.release()
+    assert gc.get_threshold() == (YOUNG_OBJECTS, 9, 8)
+    second.release()
+    assert gc.get_threshold() == (700, 9, 8)
+
+
+@pytest.mark.usefixtures("thresholds")
+@pytest.mark.parametrize("of_host", [0, YOUNG_OBJECTS + 1])
+def test_a_host_that_collects_less_often_or_never_is_left_alone(of_host: int) -> None:
+    gc.set_threshold(of_host, 10, 10)
+    hold = GarbageHold()
+    hold.take()
+    assert gc.get_threshold() == (of_host, 10, 10)
+    hold.release()
+    assert gc.get_threshold() == (of_host, 10, 10)
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_what_the_host_sets_while_an_engine_lives_stays() -> None:
+    hold = GarbageHold()
+    hold.take()
+    gc.set_threshold(1234, 10, 10)
+    hold.release()
+    assert gc.get_threshold() == (1234, 10, 10)
 
 
 def test_an_engine_holds_from_its_warm_up_to_its_end() -> None:

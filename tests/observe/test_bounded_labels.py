@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pagedcore.observe.labels import MAX_CLASSES, MAX_TENANTS, BoundedLabel
 from support.observed import Engine, make_lookup
 
@@ -14,6 +16,12 @@ def test_the_first_values_keep_their_name_and_later_ones_are_other() -> None:
 def test_no_name_is_the_empty_value_and_takes_no_place() -> None:
     label = BoundedLabel(1)
     assert [label.value(n) for n in (None, "", "a", None)] == ["", "", "a", ""]
+
+
+def test_what_is_no_text_is_other_and_takes_no_place() -> None:
+    label = BoundedLabel(1)
+    odd: list[Any] = [["x"], {"x": 1}, 7, b"x", "x\ud800"]
+    assert [label.value(name) for name in [*odd, "\U0001f600"]] == ["other"] * 5 + ["\U0001f600"]
 
 
 def test_tenants_and_classes_beyond_their_bound_are_counted_together() -> None:

@@ -272,6 +272,30 @@ def test_a_pause_that_the_engine_does_not_hear_of_is_none(monkeypatch: pytest.Mo
         wait_for(lambda: engine.stats().num_finished["completed"] == 1, "and is counted")
 
 
+@pytest.mark.parametrize("lost", [NoAnswerError("The engine process did not answer within 30 s."), KeyboardInterrupt()])
+@pytest.mark.parametrize("change", ["pause_recording", "start_recording"])
+def test_a_change_whose_answer_is_lost_leaves_an_engine_that_counts(change: str, lost: BaseException) -> None:
+    with child_engine(metrics_instance=f"paused-{change}-{type(lost).__name__}") as engine:
+        if change == "start_recording":
+            engine.loop.pause_recording()
+        ask, caller = engine.loop.ask, Caller()  # type: ignore[attr-defined]
+
+        def deaf(name: str, *arguments: Any, **named: Any) -> Any:
+            answer = ask(name, *arguments, **named)
+            if name == change:
+                raise lost
+            return answer
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.loop, "ask", deaf)
+            with pytest.raises(type(lost)):
+                getattr(engine.loop, change)()
+        engine.loop.submit(make_request("a", [1, 2]), caller)
+        wait_for(lambda: caller.ended == {"a": "completed"}, "it has ended")
+        wait_for(lambda: engine.stats().num_finished["completed"] == 1, "and is counted")
+        assert engine.stats().num_steps > 0
+
+
 def test_a_door_forgets_requests_of_which_choices_never_come() -> None:
     door = Door(is_counting=True)
     for number in range(2 * MAX_GROUPS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagedcore.http.metrics_server import start_metrics_server
 from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES
 from pagedcore.observe.exposition import metrics_text
+from pagedcore.observe.ledger import Key
 from pagedcore.observe.prometheus import EngineSink
 from pagedcore.observe.recorder import FLUSH_INTERVAL_S
 from support.observed import Engine, FakeClock, make_add, make_lookup, sample_key, samples_of
@@ -159,10 +161,8 @@ def test_a_host_that_took_one_of_our_names_costs_the_export_and_nothing_else(cap
     assert engine.recorder.stats().page_lookups == 2
 
 
-@pytest.mark.parametrize(
-    "fault", [OSError("disk full"), RuntimeError("a file of it is damaged"), KeyError("a registry of the host's")], ids=repr
-)
-def test_a_registry_that_fails_later_costs_the_export_and_nothing_else(
+@pytest.mark.parametrize("fault", [OSError("disk full"), ValueError("I/O operation on a closed file")], ids=repr)
+def test_a_registry_that_cannot_be_written_costs_the_export_and_nothing_else(
     fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -177,6 +177,50 @@ def test_a_registry_that_fails_later_costs_the_export_and_nothing_else(
     assert type(fault).__name__ in (engine.recorder.export_fault or "")
     assert caplog.text.count("counted but not exported") == 1
     assert engine.recorder.stats().page_lookups == 4
+
+
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("dictionary changed size during iteration"), KeyError("a registry of the host's")], ids=repr
+)
+@pytest.mark.parametrize("method", ["add", "set", "observe"])
+def test_any_other_fault_of_a_registry_costs_a_write_and_the_next_export_brings_all_that_was_counted(
+    method: str, fault: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    engine = Engine()
+    engine.serve("r1", HALF)
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineSink, method, fail)
+        engine.serve("r2", HALF)
+        engine.step(step_id=1, num_running=0, num_tokens=2)
+        engine.recorder.flush()
+    engine.step(num_running=2)
+    assert engine.recorder.export_fault is None
+    assert (
+        engine.value("pagedcore_requests_total", status="completed", finish_reason="stop", adapter="library", tenant="", **{"class": ""})
+        == 2
+    )
+    assert engine.value("pagedcore_page_lookups_total") == 4
+    assert engine.value("pagedcore_open_requests", state="running") == 2
+    assert caplog.text.count(type(fault).__name__ + ":") == 1, "said once"
+
+
+def test_observations_of_which_some_could_be_written_are_not_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    observe, engine, name = EngineSink.observe, Engine(), "pagedcore_inter_token_latency_seconds"
+
+    def fail_behind(sink: EngineSink, key: Key, *arguments: Any) -> None:
+        observe(sink, key, *arguments)
+        if key == (name,):
+            raise RuntimeError("it was written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineSink, "observe", fail_behind)
+        engine.step(step_id=1, num_running=0, inter_token_gaps_s=[0.01])
+        engine.recorder.flush()
+    engine.step(step_id=2, inter_token_gaps_s=[0.01])
+    assert engine.value(f"{name}_count") == 2
 
 
 def test_the_metrics_server_serves_the_same_text_on_a_free_port() -> None:

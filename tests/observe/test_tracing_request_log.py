@@ -259,7 +259,9 @@ def test_a_provider_that_raises_costs_the_log_nothing(caplog: pytest.LogCaptureF
     writer.put(ended("a"))
     writer.close()
     assert [line["request_id"] for line in lines_of(tmp_path / "log")] == ["a"]
-    assert [record.message for record in caplog.records] == ["Ended requests could not be handed on."]
+    assert [record.message.partition(" What")[0] for record in caplog.records] == ["Ended requests could not be handed on."] * 2
+    assert "BrokenTaker.ta" in caplog.text
+    assert "BrokenTaker.cl" in caplog.text
 
 
 def test_a_request_that_no_line_can_hold_costs_no_other_its_line(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
