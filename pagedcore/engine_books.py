@@ -113,6 +113,8 @@ class EngineBooks:
         self._unwritten = events
         if events.events or self._recorder.open_requests():
             self._catch_up()
+        elif not self._is_closed:
+            self._guard(self._recorder.maybe_flush, events.now_s)  # what was counted before
 
     def _catch_up(self) -> None:
         """Write what is left of a pause."""

@@ -188,7 +188,13 @@ class EngineLoop:
         What belongs to steps and not to requests is not counted in a pause, whoever it was done for: gaps between tokens, sampled tokens,
         blocks acquired, evicted and swapped, and the tokens and seconds of misses that could have been avoided.
         """
-        self.call(self._pause_recording).result()
+        was_recording = self.is_recording
+        try:
+            self.call(self._pause_recording).result()
+        except BaseException:  # an interrupted caller: it pauses all the same, and nobody would start it again
+            if was_recording and not self._closing:
+                self.call(self._start_recording)
+            raise
 
     def stats(self) -> StatsSnapshot:
         return self._recorder.stats()

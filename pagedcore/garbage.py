@@ -52,5 +52,6 @@ def _collect_less_often() -> None:
 def _collect_as_the_host() -> None:
     """A host that has set something else meanwhile is left alone."""
     young, *older = gc.get_threshold()
-    if _young_of_host and young == YOUNG_OBJECTS:
-        gc.set_threshold(_young_of_host.pop(), *older)
+    of_host, _young_of_host[:] = _young_of_host[:], []
+    if of_host and young == YOUNG_OBJECTS:
+        gc.set_threshold(of_host[0], *older)

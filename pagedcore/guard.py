@@ -41,7 +41,7 @@ class Guard:
 
     def each(self, function: Callable[[Any], object], items: Iterable[Any]) -> None:
         """Call the function with each item, whichever of them it fails with."""
-        rest = iter(items)
+        rest = iter(list(items))
         is_over = False
         while not is_over:
             try:

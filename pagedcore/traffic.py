@@ -81,7 +81,8 @@ class Traffic:
             self._num_others -= 1
             if self._others.get(request.request_id) is request:
                 del self._others[request.request_id]
-                self._just_ended.add(request.request_id)
+                if event.status != "rejected":  # a rejected one may have asked for the id of one that counts
+                    self._just_ended.add(request.request_id)
 
 
 def in_a_pause(step: StepEvents) -> StepEvents:

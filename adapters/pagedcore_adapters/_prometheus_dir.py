@@ -21,7 +21,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 logger = logging.getLogger(__name__)
 
-_FILE = re.compile(r".+_(?P<pid>\d+)\.(db|start|new)")
+_FILE = re.compile(r"(?:.+_(?=\d+\.db)|pagedcore_)(?P<pid>\d+)\.(db|start|new)")
 """What a process leaves in the folder: its numbers, and when it began, by which it differs from a later one of its id."""
 
 
@@ -81,8 +81,9 @@ def _say_start(folder: Path) -> None:
             being_written.write_text(started, encoding="utf-8")
             being_written.replace(told)
         except OSError:  # a full disk: without it, this process counts as running for as long as any has its id
-            with suppress(OSError):
-                being_written.unlink(missing_ok=True)
+            for path in (being_written, told):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
 
 def _prepare(folder: Path) -> None:
@@ -141,6 +142,6 @@ def _start_of(pid: int) -> str | None:
 def _stat(pid: int) -> list[str]:
     """What Linux says of a process, from its state on."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:  # there is no such folder here
         return []

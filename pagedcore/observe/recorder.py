@@ -27,6 +27,8 @@ from pagedcore.outputs import CacheReport
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+MAX_FAILED_WRITES = 8
+"""Without an export between them that brought all; then the export is given up, as that of a file that is damaged."""
 FLUSH_INTERVAL_S = 0.25
 """While requests run, exported numbers are at most this old (a scrape of the same process flushes first)."""
 
@@ -58,7 +60,7 @@ class Recorder:
 
     Counts are exact and kept here; prometheus objects are brought up to date by `flush`. When they cannot be written (`OSError`,
     `ValueError`) the fault is logged once, `export_fault` says why, and counting goes on: inference never pays for it. Any other error
-    of theirs costs that one write.
+    of theirs costs that one write, and is such a fault when it goes on (`MAX_FAILED_WRITES`).
     """
 
     def __init__(
@@ -70,9 +72,7 @@ class Recorder:
         ledger: Ledger | None = None,
     ) -> None:
         """`ledger` is one that keeps more families; None keeps the catalogue's."""
-        self._info = info
-        self._clock = clock
-        self._lock = threading.Lock()
+        self._info, self._clock, self._lock = info, clock, threading.Lock()
         self._ledger = Ledger() if ledger is None else ledger
         self._lookups = LookupBook(self._ledger, info.num_blocks)
         self._requests = RequestBook(self._ledger, self._lookups)
@@ -83,7 +83,7 @@ class Recorder:
         self._listeners: list[tuple[Guard, Callable[[StepEvents], None]]] = []
         self._started_s = self._last_flush_s = self._last_record_s = clock()
         self._memory: dict[str, int] = {}
-        self._is_closed = False
+        self._is_closed, self._num_failed_writes = False, 0
         self.export_fault: str | None = None
         self.engine = info.engine
         self._exporter, self._sink = self._open_export(registry)
@@ -255,7 +255,11 @@ class Recorder:
     def _export(self, now_s: float) -> None:
         self._last_flush_s = now_s
         self._set_gauges(now_s)
-        self._write(self._ledger.export)
+        self._write(self._export_all)
+
+    def _export_all(self, sink: EngineSink) -> None:
+        self._ledger.export(sink)
+        self._num_failed_writes = 0
 
     def _export_ends(self) -> None:
         """Before their callers hear of them: what a killed process had received and not ended is then what its callers wait for."""
@@ -267,10 +271,12 @@ class Recorder:
         try:
             if sink is not None:
                 export(sink)
-        except (OSError, ValueError) as error:  # the registry and its files are the host's
-            self._stop_export(f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001  of this write alone
-            self._guard.tell(error, self._write)
+        except Exception as error:  # noqa: BLE001  the registry and its files are the host's
+            self._num_failed_writes += 1
+            if isinstance(error, OSError | ValueError) or self._num_failed_writes >= MAX_FAILED_WRITES:
+                self._stop_export(f"{type(error).__name__}: {error}")
+            else:  # of this write alone, unless it goes on so
+                self._guard.tell(error, self._write)
 
     def _set_gauges(self, now_s: float) -> None:
         totals, put = self._totals(), self._ledger.set

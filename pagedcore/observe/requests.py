@@ -68,10 +68,8 @@ class RequestBook:
 
     def handlers(self) -> Handlers:
         """What is done with each event that is written down here."""
-        return {
-            Arrived: self.arrived, Admitted: self.admitted, FirstToken: self.first_token, Preempted: self.preempted,
-            Finished: self.finished,
-        }  # fmt: skip
+        beginnings: Handlers = {Arrived: self.arrived, Admitted: self.admitted, FirstToken: self.first_token}
+        return {**beginnings, Preempted: self.preempted, Finished: self.finished}
 
     def received_key(self, request: AddRequest) -> Key:
         """Of the counter of received requests."""

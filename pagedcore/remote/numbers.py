@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pagedcore.core.events import Finished
-from pagedcore.guard import Guard
 from pagedcore.messages import AddRequest
 from pagedcore.metrics_compat.ledgers import ledger_for
 from pagedcore.observe.ledger import Exemplar, Key, Ledger
@@ -108,7 +107,6 @@ class Mirror:
         self._num_prompt_tokens_left = 0.0
         self.uncounted = Uncounted()
         self._gauges: dict[Key, float] = {}
-        self._guard = Guard("Numbers of an engine in another process were not written.")
         self._lock = threading.Lock()
         self._exporter, self._sink = self._open_export()
 
@@ -169,10 +167,8 @@ class Mirror:
             return
         try:
             _apply(numbers, sink)
-        except (OSError, ValueError) as error:  # the registry and its files are the host's
+        except Exception as error:  # noqa: BLE001  the registry and its files are the host's
             self._stop_export(f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001  of this write alone
-            self._guard.tell(error, self._write)
 
     def _open_export(self) -> tuple[Exporter | None, EngineSink | None]:
         fault = multiprocess_dir_fault()

@@ -232,9 +232,19 @@ def test_a_start_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypat
         raise OSError("no space left on device")
 
     monkeypatch.setenv(VARIABLE, str(tmp_path))
+    _prometheus_dir._start_file(os.getpid(), tmp_path).write_text("1")  # of one that had this id before
     monkeypatch.setattr(Path, "write_text", fill_disk)
     forget_ended_processes()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_the_hosts_own_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    names = ["report_4000123.new", "x_4000124.start", "counter_4000125.db"]
+    for name in names:
+        (tmp_path / name).write_text("of the host")
+    ensure_multiprocess_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
 def test_who_starts_leaves_its_own_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,10 @@ def test_what_the_host_sets_while_an_engine_lives_stays() -> None:
     gc.set_threshold(1234, 10, 10)
     hold.release()
     assert gc.get_threshold() == (1234, 10, 10)
+    gc.set_threshold(YOUNG_OBJECTS, 10, 10)  # the host's own choice now
+    hold.take()
+    hold.release()
+    assert gc.get_threshold() == (YOUNG_OBJECTS, 10, 10)
 
 
 def test_an_engine_holds_from_its_warm_up_to_its_end() -> None:

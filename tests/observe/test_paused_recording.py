@@ -272,6 +272,28 @@ def test_a_pause_that_the_engine_does_not_hear_of_is_none(monkeypatch: pytest.Mo
         wait_for(lambda: engine.stats().num_finished["completed"] == 1, "and is counted")
 
 
+def test_a_pause_whose_caller_is_interrupted_is_over_at_once() -> None:
+    built, caller = make_engine(), Caller()
+    call = built.loop.call
+
+    class Interrupted:
+        def result(self) -> None:
+            raise KeyboardInterrupt
+
+    def interrupt(function: Any) -> Any:
+        pending = call(function)
+        return Interrupted() if function == built.loop._pause_recording else pending
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(built.loop, "call", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            built.loop.pause_recording()
+    built.loop.submit(make_request("a", [1, 2]), caller)
+    wait_for(lambda: caller.ended == {"a": "completed"}, "it has ended")
+    assert balance(built) == (1, 1)
+    built.engine.close_sync()
+
+
 @pytest.mark.parametrize("lost", [NoAnswerError("The engine process did not answer within 30 s."), KeyboardInterrupt()])
 @pytest.mark.parametrize("change", ["pause_recording", "start_recording"])
 def test_a_change_whose_answer_is_lost_leaves_an_engine_that_counts(change: str, lost: BaseException) -> None:

@@ -14,7 +14,7 @@ from pagedcore.observe.catalogue import BASE_LABELS, FAMILIES
 from pagedcore.observe.exposition import metrics_text
 from pagedcore.observe.ledger import Key
 from pagedcore.observe.prometheus import EngineSink
-from pagedcore.observe.recorder import FLUSH_INTERVAL_S
+from pagedcore.observe.recorder import FLUSH_INTERVAL_S, MAX_FAILED_WRITES
 from support.observed import Engine, FakeClock, make_add, make_lookup, sample_key, samples_of
 
 HALF = make_lookup("a", live=1, tail=0)  # 8 tokens, 4 served
@@ -205,6 +205,21 @@ def test_any_other_fault_of_a_registry_costs_a_write_and_the_next_export_brings_
     assert engine.value("pagedcore_page_lookups_total") == 4
     assert engine.value("pagedcore_open_requests", state="running") == 2
     assert caplog.text.count(type(fault).__name__ + ":") == 1, "said once"
+
+
+def test_a_fault_that_goes_on_stops_the_export_and_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a damaged file: each write fails, and hides all others behind it."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Read beyond file size detected, file is corrupted.")
+
+    engine = Engine()
+    monkeypatch.setattr(EngineSink, "set", fail)
+    for number in range(MAX_FAILED_WRITES + 2):
+        engine.step(step_id=number, num_running=1)
+        engine.recorder.flush()
+    assert engine.recorder.export_fault == "RuntimeError: Read beyond file size detected, file is corrupted."
+    assert caplog.text.count("counted but not exported") == 1
 
 
 def test_observations_of_which_some_could_be_written_are_not_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:

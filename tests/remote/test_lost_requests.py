@@ -21,7 +21,7 @@ from pagedcore.errors import EngineClosedError, PromptTooLongError
 from pagedcore.messages import AbortRequest, AddRequest, RequestUpdate, failed_update
 from pagedcore.observe import recorder as recording
 from pagedcore.observe.ledger import Key, Ledger
-from pagedcore.remote import numbers, restarts
+from pagedcore.remote import restarts
 from pagedcore.remote.frames import Numbers, to_wire
 from pagedcore.remote.lost_requests import LostBook, Uncounted, lost_ends
 from pagedcore.remote.numbers import ForwardedNumbers, ForwardingRecorder
@@ -145,31 +145,6 @@ def test_what_only_warmed_the_cache_up_is_no_traffic_when_it_is_lost_either() ->
         os.kill(child_pid(engine), signal.SIGKILL)
         assert [*stream][-1].status == "error"
         assert by_label(samples("lost-3"), "pagedcore_requests_total", "status") == {"error": 1}, "the new one counts from its start"
-
-
-def test_a_write_that_fails_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply, received = numbers._apply, []
-
-    def fail_once(written: Numbers, *sink: Any) -> None:
-        if any(key[0] == "pagedcore_received_requests_total" for key, _ in written.adds):
-            received.append(written)
-            if len(received) == 1:
-                raise RuntimeError("not this time")
-        apply(written, *sink)
-
-    with child_engine(metrics_instance="lost-6") as engine:
-        monkeypatch.setattr(numbers, "_apply", fail_once)
-        for request_id in ("a", "b"):
-            told: list[RequestUpdate] = []
-            engine.loop.submit(make_request(request_id, [1]), told.extend)
-            wait_for(lambda told=told: told and told[-1].finish_reason, "it has ended")
-
-        def completed() -> float:
-            engine.loop.flush_metrics()
-            return by_label(samples("lost-6"), "pagedcore_requests_total", "status").get("completed", 0)
-
-        wait_for(lambda: completed() == 2, "both are in the numbers")
-        assert by_label(samples("lost-6"), "pagedcore_received_requests_total", "tenant") == {"": 1}
 
 
 def test_what_is_refused_there_or_never_came_there_is_counted_without_waiting_for_an_end() -> None:
