@@ -48,6 +48,18 @@ def refusal(reply: httpx.Response) -> tuple[int, str, bool]:
     return reply.status_code, reply.json()["error"]["code"], int(reply.headers["Retry-After"]) >= 1
 
 
+def refused(served: Served, path: str) -> httpx.Response:
+    """The refusal of the HTTP process that a new connection reaches: each hears of a worker's death by itself, one before the other."""
+    replies: list[httpx.Response] = []
+
+    def is_refused() -> bool:
+        replies.append(served.get(path))
+        return replies[-1].status_code == 503
+
+    wait_until(is_refused, 60, f"{path} says that a worker is missing")
+    return replies[-1]
+
+
 def test_a_killed_worker_fails_its_own_requests_only_and_comes_back(tmp_path: Path) -> None:
     with serve_fake(tmp_path, workers=2, api_servers=2) as served:
         lost, kept = lines_of_two(served, 15_000)
@@ -55,7 +67,7 @@ def test_a_killed_worker_fails_its_own_requests_only_and_comes_back(tmp_path: Pa
         (error,) = errors_in(list(lost))
         assert "Worker process 0 has ended (exit code -9) and took this request with it; send it again." in error
         assert '"code":"engine_closed"' in error
-        unready = served.get("/ready")
+        unready = refused(served, "/ready")
         assert refusal(unready) == (503, "engine_closed", True)
         assert "1 of 2 worker processes are ready: 0 starts again after it ended (exit code -9)" in unready.text
         assert served.get("/health").status_code == 200
@@ -93,7 +105,7 @@ def test_the_only_worker_killed_is_503_with_retry_after_everywhere_until_it_is_b
         os.kill(worker_pid(served, 0), signal.SIGKILL)
         assert refusal(waiting.result(60)) == (503, "engine_closed", True)
         for path in ("/health", "/ready"):
-            assert refusal(served.get(path)) == (503, "engine_closed", True)
+            assert refusal(refused(served, path)) == (503, "engine_closed", True)
         assert "0 starts again after it ended (exit code -9)" in ask(served, 3).json()["error"]["message"]
         wait_until(lambda: is_ready(served), 60, "the worker is back")
         assert served.get("/health").status_code == 200
