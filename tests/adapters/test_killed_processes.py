@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -194,19 +196,26 @@ def test_a_stranger_with_the_id_of_one_that_ended_does_not_stand_for_it(
         stranger.communicate(b"\n")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_one_that_goes_on_keeps_its_numbers_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+@contextmanager
+def going_on(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has said when it began and has requests open; it is killed at the block's end."""
     end = "print('here', flush=True); input(); " + KILLED
-    with start_work(tmp_path, begin="forget_ended_processes()", end=end) as process:
+    with start_work(folder, begin="forget_ended_processes()", end=end) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"here\n"
+        yield process
+        process.stdin.write(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_one_that_goes_on_keeps_its_numbers_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with going_on(tmp_path):
         forget_ended_processes()
         assert total(tmp_path, "pagedcore_requests_total", status="error") == 0
         ensure_multiprocess_dir()
         assert total(tmp_path, "pagedcore_received_requests_total") == 8
-        process.stdin.write(b"\n")
     forget_ended_processes()
     assert total(tmp_path, "pagedcore_requests_total", status="error") == 5
 
@@ -215,15 +224,10 @@ def test_one_that_goes_on_keeps_its_numbers_open(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("said", [b"", b"\xff", b"12 34"])
 def test_one_whose_start_cannot_be_read_counts_as_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    end = "print('here', flush=True); input(); " + KILLED
-    with start_work(tmp_path, begin="forget_ended_processes()", end=end) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        assert process.stdout.readline() == b"here\n"
+    with going_on(tmp_path) as process:
         _prometheus_dir._start_file(process.pid, tmp_path).write_bytes(said)
         forget_ended_processes()
         assert total(tmp_path, "pagedcore_requests_total", status="error") == 0
-        process.stdin.write(b"\n")
 
 
 def test_a_start_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,8 @@ def test_a_pause_in_which_nothing_counts_costs_the_books_nothing_and_leaves_true
     built.engine.close_sync()
 
 
-def test_a_queue_that_empties_in_a_pause_is_empty_in_the_gauges_at_its_end() -> None:
+def emptied_in_a_pause() -> Built:
+    """One request from before the pause has ended in it, then one that does not count."""
     built = make_engine(**LONG)
     caller = begin(built, "a", PROMPT)
     built.loop.pause_recording()
@@ -114,6 +115,11 @@ def test_a_queue_that_empties_in_a_pause_is_empty_in_the_gauges_at_its_end() -> 
     wait_for(lambda: built.engine.stats().num_running == 1, "the other is shown as long as one counts")
     built.loop.submit(AbortRequest("b"))
     assert other.is_over.wait(60)
+    return built
+
+
+def test_a_queue_that_empties_in_a_pause_is_empty_in_the_gauges_at_its_end() -> None:
+    built = emptied_in_a_pause()
     built.loop.start_recording()
     stats = built.engine.stats()
     assert (stats.num_running, stats.num_active_blocks, stats.num_cached_blocks) == (0, 0, built.loop.pool.num_cached_blocks)
@@ -121,15 +127,7 @@ def test_a_queue_that_empties_in_a_pause_is_empty_in_the_gauges_at_its_end() -> 
 
 
 def test_an_engine_that_is_idle_in_a_pause_has_true_gauges_without_its_end() -> None:
-    built = make_engine(**LONG)
-    caller = begin(built, "a", PROMPT)
-    built.loop.pause_recording()
-    other = begin(built, "b", PROMPT[::-1])
-    built.loop.submit(AbortRequest("a"))
-    assert caller.is_over.wait(60)
-    wait_for(lambda: built.engine.stats().num_running == 1, "no open request counts any more")
-    built.loop.submit(AbortRequest("b"))
-    assert other.is_over.wait(60)
+    built = emptied_in_a_pause()
     wait_for(lambda: built.engine.stats().num_running == built.engine.stats().num_active_blocks == 0, "the gauges say so")
     built.engine.close_sync()
 
