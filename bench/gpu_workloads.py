@@ -64,6 +64,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "llama2-7b-gptq": {**_LLAMA_7B, "torch_dtype": "float16", "quantization_config": _GPTQ},
+    "llama2-7b-gptq-act-order": {**_LLAMA_7B, "torch_dtype": "float16", "quantization_config": _GPTQ | {"desc_act": True}},
     "llama2-7b-awq": {**_LLAMA_7B, "torch_dtype": "float16", "quantization_config": _AWQ},
 }
 

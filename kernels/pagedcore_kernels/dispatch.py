@@ -44,6 +44,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> 
     return norms.add_rms_norm(x, residual, weight, eps=eps)
 
 
+def add_rms_norm_in_order(x: Tensor, residual: Tensor | None, weight: Tensor, order: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """See `reference.rms_norm.add_rms_norm_in_order`. May change `residual`."""
+    if not uses_triton(x):
+        return reference_norms.add_rms_norm_in_order(x, residual, weight, order, eps=eps)
+    from pagedcore_kernels.triton_ops import norms_in_order
+
+    return norms_in_order.add_rms_norm_in_order(x, residual, weight, order, eps=eps)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`: [M, K], [N, K], [N] -> [M, N]; a kernel of our own where it was measured to beat the library's."""
     if not uses_triton(x):

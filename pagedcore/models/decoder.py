@@ -10,11 +10,10 @@ from torch import Tensor
 
 from pagedcore.batch import InputBatch, KVLayout
 from pagedcore.models.architecture import ModelArchitecture
-from pagedcore.models.layers import DecoderLayer
+from pagedcore.models.layers import DecoderLayer, norm_for
 from pagedcore.models.rope import RotaryTable
 from pagedcore.quant import LinearFactory, LinearSpec, TensorSpec, UnquantizedLinear
 from pagedcore.quant.linear_factory import HEAD
-from pagedcore_kernels import add_rms_norm
 
 _EMBEDDING = "model.embed_tokens.weight"
 _FINAL_NORM = "model.norm.weight"
@@ -104,7 +103,8 @@ class Decoder:
             rows = batch.logits_indices if index == last else None  # None again where all logits are wanted
             hidden, residual = layer.forward(hidden, residual, rotation, batch.attention, rows)
         assert residual is not None, "a decoder has at least one layer"
-        return self._head.apply(add_rms_norm(hidden, residual, self._final_norm, eps=self.architecture.rms_norm_eps))
+        normed, _ = norm_for(self._head, hidden, residual, self._final_norm, self.architecture.rms_norm_eps)
+        return self._head.apply(normed)
 
     def _declare_embedding(self) -> dict[str, TensorSpec]:
         hidden_size = self.architecture.hidden_size

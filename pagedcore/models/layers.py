@@ -11,7 +11,7 @@ from torch import Tensor
 from pagedcore.batch import Attention, Rotation
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.quant import LinearFactory, LinearMethod, LinearSpec, TensorSpec
-from pagedcore_kernels import add_rms_norm, rms_norm, silu_mul
+from pagedcore_kernels import add_rms_norm, add_rms_norm_in_order, rms_norm, silu_mul, take_columns
 
 
 class DecoderLayer:
@@ -54,12 +54,15 @@ class DecoderLayer:
         return specs
 
     def repack(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the declared tensors."""
+        """Take over the declared tensors. Gate and up give their outputs in the order in which down wants its inputs."""
         self._attention_norm, self._mlp_norm = (tensors[name] for name in self._norm_names)
         if self._has_qk_norm:
             self._query_norm, self._key_norm = (tensors[name] for name in self._qk_norm_names)
-        for linear in self.linears:
+        for linear in (self._qkv, self._out, self._down):
             linear.repack({name: tensors[name] for name in linear.declare()})
+        wanted = self._down.input_order
+        both = None if wanted is None else torch.cat((wanted, wanted + len(wanted)))
+        self._gate_up.repack({name: tensors[name] for name in self._gate_up.declare()}, output_order=both)
 
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation, attention: Attention, rows: Tensor | None
@@ -68,15 +71,13 @@ class DecoderLayer:
 
         With `rows` [N] the feed-forward part runs, and both results come, for those tokens alone.
         """
-        if residual is None:
-            residual = hidden
-            hidden = rms_norm(hidden, self._attention_norm, eps=self._eps)
-        else:
-            hidden = add_rms_norm(hidden, residual, self._attention_norm, eps=self._eps)
+        hidden, residual = norm_for(self._qkv, hidden, residual, self._attention_norm, self._eps)
         mixed = self._attend(hidden, rotation, attention)
         if rows is not None:
             mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
-        hidden = add_rms_norm(self._out.apply(mixed), residual, self._mlp_norm, eps=self._eps)
+        if self._out.input_order is not None:
+            mixed = take_columns(mixed, self._out.input_order)
+        hidden, residual = norm_for(self._gate_up, self._out.apply(mixed), residual, self._mlp_norm, self._eps)
         return self._down.apply(silu_mul(self._gate_up.apply(hidden))), residual
 
     def _attend(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -87,6 +88,15 @@ class DecoderLayer:
             self._index, qkv, rotation, num_heads=self._num_heads, scale=self._scale, sliding_window=self._sliding_window
         )
         return mixed.flatten(1)
+
+
+def norm_for(linear: LinearMethod, hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """What `linear` reads, the norm of hidden + residual, its columns in the order that it wants; and that sum. The residual is lost."""
+    if linear.input_order is not None:
+        return add_rms_norm_in_order(hidden, residual, weight, linear.input_order, eps=eps)
+    if residual is None:
+        return rms_norm(hidden, weight, eps=eps), hidden
+    return add_rms_norm(hidden, residual, weight, eps=eps), residual
 
 
 def _specs(architecture: ModelArchitecture, prefix: str) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:

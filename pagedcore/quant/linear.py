@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from pagedcore.quant.cpu import pack, packed_linear, packing_pays
-from pagedcore.quant.stacked import stack
+from pagedcore.quant.stacked import in_order, stack
 from pagedcore.quant.tensor_spec import TensorSpec
 from pagedcore_kernels import linear
 
@@ -43,21 +43,31 @@ class LinearMethod(Protocol):
         """Bytes that the layer holds after `repack`."""
         ...
 
+    @property
+    def input_order(self) -> Tensor | None:
+        """[in] int32, the checkpoint's input that each column of `apply`'s x must be; None: as they are numbered. Known after `repack`."""
+        ...
+
     def declare(self) -> dict[str, TensorSpec]:
         """The tensors that the checkpoint must hold, by name. Changes nothing."""
         ...
 
-    def repack(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the declared tensors: the layer can be applied from now on. Called once."""
+    def repack(self, tensors: Mapping[str, Tensor], output_order: Tensor | None = None) -> None:
+        """Take over the declared tensors: the layer can be applied from now on. Called once.
+
+        With `output_order` [sum of out] int32, `apply` gives the outputs that it names, in that order.
+        """
         ...
 
     def apply(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, sum of out]."""
+        """[T, in], its columns in `input_order`, -> [T, sum of out]."""
         ...
 
 
 class DenseProduct:
     """Owns one plain matrix [out, in] and its bias, in the layout that the device multiplies fastest."""
+
+    input_order: None = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
@@ -80,6 +90,7 @@ class UnquantizedLinear:
     """Owns one plain matrix: the specs' weights stacked."""
 
     backend = "torch"
+    input_order: None = None
 
     def __init__(self, spec: LinearSpec) -> None:
         self._spec = spec
@@ -98,10 +109,10 @@ class UnquantizedLinear:
                 specs[f"{name}.bias"] = TensorSpec((out_features,))
         return specs
 
-    def repack(self, tensors: Mapping[str, Tensor]) -> None:
+    def repack(self, tensors: Mapping[str, Tensor], output_order: Tensor | None = None) -> None:
         weight = stack([tensors[f"{name}.weight"] for name in self._spec.names])
         bias = stack([tensors[f"{name}.bias"] for name in self._spec.names]) if self._spec.has_bias else None
-        self._product = DenseProduct(weight, bias)
+        self._product = DenseProduct(in_order(weight, output_order), in_order(bias, output_order))
 
     def holds(self, weight: Tensor) -> bool:
         """Whether the layer multiplies with this very tensor: a tied head that was not copied."""

@@ -6,29 +6,28 @@ import torch
 from torch import Tensor
 
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
-from pagedcore_kernels.dispatch import packed_linear, reads_packed_weights, take_columns
+from pagedcore_kernels.dispatch import packed_linear, reads_packed_weights
 from pagedcore_kernels.packed_weights import BITS, holds_groups_of, pack_weights
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
 class PackedProduct:
-    """Owns one matrix in the layout that the kernels read; inputs stand in the order of their groups."""
+    """Owns one matrix in the layout that the kernels read, which want its inputs in the order of their groups."""
 
     def __init__(self, matrix: QuantizedMatrix, bias: Tensor | None) -> None:
         assert stays_packed(matrix), "the layout must be one that the kernels read"
         groups = matrix.group_of_input
-        self._order = None if groups is None else groups.argsort(stable=True).int()
-        codes = matrix.codes if self._order is None else matrix.codes.index_select(1, self._order)
+        self.input_order = None if groups is None else groups.argsort(stable=True).int()
+        codes = matrix.codes if self.input_order is None else matrix.codes.index_select(1, self.input_order)
         self._packed = pack_weights(codes, matrix.scales, matrix.zeros, bits=matrix.bits)
         self._bias = bias
         self.backend = f"triton-w{matrix.bits}a16"
-        self.num_bytes = self._packed.num_bytes + sum(part.nbytes for part in (self._order, bias) if part is not None)
+        self.num_bytes = self._packed.num_bytes + sum(part.nbytes for part in (self.input_order, bias) if part is not None)
 
     def apply(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out], both float16 or bfloat16."""
-        ordered = x if self._order is None else take_columns(x, self._order)
-        return packed_linear(ordered, self._packed, self._bias)
+        """[T, in] -> [T, out], both float16 or bfloat16; x has its inputs in `input_order`."""
+        return packed_linear(x, self._packed, self._bias)
 
 
 def is_packed_on(device: torch.device, dtype: torch.dtype) -> bool:

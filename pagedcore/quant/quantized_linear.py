@@ -14,7 +14,7 @@ from pagedcore.quant.cpu_int4 import MAX_ROWS, Int4Product, int4_pays
 from pagedcore.quant.linear import DenseProduct, LinearSpec
 from pagedcore.quant.packed_product import PackedProduct, is_packed_on, stays_packed
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
-from pagedcore.quant.stacked import stack, stack_quantized
+from pagedcore.quant.stacked import in_order, stack, stack_quantized
 from pagedcore.quant.tensor_spec import TensorSpec
 
 DEQUANTIZED = "dequantized"
@@ -36,6 +36,9 @@ class _Product(Protocol):
     """What multiplies, made once from the layer's matrices."""
 
     num_bytes: int
+
+    @property
+    def input_order(self) -> Tensor | None: ...
 
     def apply(self, x: Tensor) -> Tensor: ...
 
@@ -67,6 +70,11 @@ class QuantizedLinear:
         assert self._product is not None, "repack comes first"
         return self._product.num_bytes + (0 if self._int4 is None else self._int4.num_bytes)
 
+    @property
+    def input_order(self) -> Tensor | None:
+        assert self._product is not None, "repack comes first"
+        return self._product.input_order
+
     def declare(self) -> dict[str, TensorSpec]:
         specs: dict[str, TensorSpec] = {}
         for part in self._parts:
@@ -78,17 +86,19 @@ class QuantizedLinear:
                 specs[f"{part.name}.bias"] = TensorSpec((part.out_features,))
         return specs
 
-    def repack(self, tensors: Mapping[str, Tensor]) -> None:
+    def repack(self, tensors: Mapping[str, Tensor], output_order: Tensor | None = None) -> None:
         matrices = [self._read(part, tensors) for part in self._parts]
-        bias = self._bias(tensors)
+        bias = in_order(self._bias(tensors), output_order)
         packed = [matrix for matrix in matrices if isinstance(matrix, QuantizedMatrix)]
         whole = stack_quantized(packed) if len(packed) == len(matrices) else None
+        if whole is not None and output_order is not None:
+            whole = whole.with_outputs(output_order)
         if whole is not None and is_packed_on(whole.codes.device, self._dtype) and stays_packed(whole):
             self._product = product = PackedProduct(whole, bias)
             self.backend = product.backend
             return
         dense = [matrix if isinstance(matrix, Tensor) else matrix.dequantize(self._dtype) for matrix in matrices]
-        self._product = DenseProduct(stack(dense), bias)
+        self._product = DenseProduct(in_order(stack(dense), output_order), bias)
         if whole is not None and int4_pays(whole, self._dtype):
             self._int4 = Int4Product(whole, bias)
             self.backend = TORCH_INT4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,11 @@ class QuantizedMatrix:
             return True
         counts = torch.bincount(self.group_of_input, minlength=self.num_groups)
         return bool((counts == self.group_size).all())
+
+    def with_outputs(self, order: Tensor) -> QuantizedMatrix:
+        """The rows `order` [out] of this matrix."""
+        codes, scales, zeros = (part.index_select(0, order) for part in (self.codes, self.scales, self.zeros))
+        return replace(self, codes=codes, scales=scales, zeros=zeros)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """W [out, in]: computed in float32, rounded once to `dtype`."""

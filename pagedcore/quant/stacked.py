@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
 
+T = TypeVar("T", Tensor, Tensor | None)
+
 
 def stack(parts: list[Tensor]) -> Tensor:
     """Stacked by the first dimension; a single part stays the tensor it is."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def in_order(outputs: T, order: Tensor | None) -> T:
+    """Of a matrix or a bias, if there is one, the outputs `order` names: [out] integers, or None for all as they stand."""
+    return outputs if outputs is None or order is None else outputs.index_select(0, order)
 
 
 def stack_quantized(parts: list[QuantizedMatrix]) -> QuantizedMatrix | None:

@@ -49,6 +49,14 @@ def test_norms_equal_their_references(shape: tuple[int, ...], dtype: torch.dtype
 
 
 @DTYPES
+@pytest.mark.parametrize(
+    ("num_rows", "dim"), [(5, 123), (1, 4096), (16, 4096), (17, 2048), (33, 5120), (128, 4096), (700, 4096), (17, 16384), (0, 64)]
+)
+def test_norms_may_come_in_another_order(num_rows: int, dim: int, dtype: torch.dtype) -> None:
+    checks.check_norms_in_order(num_rows, dim, dtype, "cuda")
+
+
+@DTYPES
 @pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 24, 128), (300, 5, 80)])
 def test_norm_takes_heads_at_any_stride(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     checks.check_norm_of_heads(num_tokens, num_heads, head_dim, dtype, "cuda")

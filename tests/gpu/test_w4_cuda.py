@@ -266,7 +266,7 @@ def test_every_layout_stays_packed_and_means_what_the_file_says(case: LayerCase)
     written = case.load()
     assert written.bias is not None
     for x in case.rows():
-        assert_product(written.layer.apply(x), x.double() @ written.weight.double().t() + written.bias.double())
+        assert_product(written.product(x), x.double() @ written.weight.double().t() + written.bias.double())
 
 
 def test_what_the_kernels_do_not_read_is_dequantized_on_a_gpu_too() -> None:
@@ -275,4 +275,4 @@ def test_what_the_kernels_do_not_read_is_dequantized_on_a_gpu_too() -> None:
         written.layer.repack(written.tensors)
         assert written.layer.backend == "dequantized"
         x = random_rows(5, 256, FLOAT16, "cuda")
-        assert_product(written.layer.apply(x), x.double() @ written.weight.double().t())
+        assert_product(written.product(x), x.double() @ written.weight.double().t())

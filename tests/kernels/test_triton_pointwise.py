@@ -8,6 +8,7 @@ import torch
 from pagedcore_kernels.reference.step_inputs import DecodeInputs
 from pagedcore_kernels.triton_ops.activation import silu_mul
 from pagedcore_kernels.triton_ops.norms import NormLaunch, add_rms_norm, choose_norm_launch, rms_norm
+from pagedcore_kernels.triton_ops.norms_in_order import add_rms_norm_in_order, choose_num_parts
 from pagedcore_kernels.triton_ops.rotary_kv import choose_heads_per_program, rotate_and_write_kv
 from pagedcore_kernels.triton_ops.step_inputs import prepare_decode_inputs, write_sampled
 from support.triton_compile import CAPABILITIES, Compiled, compile_op
@@ -22,17 +23,19 @@ def test_kernels_equal_their_references_under_the_interpreter() -> None:
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_kernel_compiles_without_spills(capability: int) -> None:
-    x, weight = torch.empty(3, 1024, dtype=BF16), torch.empty(1024, dtype=BF16)
+    x, weight, order = torch.empty(3, 1024, dtype=BF16), torch.empty(1024, dtype=BF16), torch.arange(1024).int()
     wide = torch.empty(3, 16384, dtype=torch.float32)
     compiled = [
         *compile_op(lambda: add_rms_norm(x, x.clone(), weight, eps=1e-6), capability),
         *compile_op(lambda: rms_norm(wide, wide[0], eps=1e-6), capability),
+        *compile_op(lambda: add_rms_norm_in_order(x, x.clone(), weight, order, eps=1e-6), capability),
+        *compile_op(lambda: add_rms_norm_in_order(wide, None, wide[0], torch.arange(16384).int(), eps=1e-6), capability),
         *compile_op(lambda: silu_mul(x), capability),
         *compile_op(lambda: rotate(num_tokens=1, head_dim=128), capability),
         *compile_op(lambda: rotate(num_tokens=64, head_dim=80), capability),
         *compile_op(prepare, capability),
     ]
-    assert len({kernel.name for kernel in compiled}) == 5
+    assert len({kernel.name for kernel in compiled}) == 6
     assert_light(compiled)
 
 
@@ -129,6 +132,26 @@ def test_few_tokens_are_spread_over_more_programs() -> None:
 def test_what_does_not_fit_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rotate(num_tokens=2, head_dim=128, **changes)
+
+
+@pytest.mark.parametrize(("num_rows", "dim", "parts"), [(1, 4096, 4), (16, 4096, 4), (17, 4096, 2), (33, 4096, 1), (1, 64, 2), (1, 16, 1)])
+def test_few_rows_are_shared_by_programs(num_rows: int, dim: int, parts: int) -> None:
+    assert choose_num_parts(num_rows, dim) == parts
+
+
+def test_a_norm_in_order_refuses_what_it_cannot_read() -> None:
+    x, ones, order = torch.zeros(4, 8), torch.ones(8), torch.arange(8).int()
+    for bad_x, residual, weight, bad_order, message in (
+        (x[None], None, ones, order, "must be a matrix"),
+        (x.t(), None, torch.ones(4), torch.arange(4).int(), "contiguous rows"),
+        (x, x[:2], ones, order, "residual like it"),
+        (x, x.half(), ones, order, "must be alike"),
+        (x, None, torch.ones(6), order, "weight and order must be"),
+        (x, None, ones, torch.arange(16).int()[::2], "weight and order must be"),
+        (x, None, ones, order.long(), "must be int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            add_rms_norm_in_order(bad_x, residual, weight, bad_order, eps=1e-6)
 
 
 def test_norms_and_gate_refuse_what_they_cannot_read_in_place() -> None:

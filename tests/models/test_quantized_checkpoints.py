@@ -13,6 +13,7 @@ from torch import Tensor
 from pagedcore.errors import CheckpointError, ConfigError
 from pagedcore.models.decoder import Decoder
 from pagedcore.models.registry import load_model
+from pagedcore.quant import quantized_linear
 from support.quantized_checkpoints import WEIGHTS, StoredAs, awq, compressed_tensors, gptq, is_projection, make_pair
 from support.tiny_models import CPU, load, prompt_ids, run
 
@@ -144,6 +145,31 @@ def test_parts_of_one_product_may_each_have_an_order_of_their_own(tmp_path: Path
     orders = load_file(pair.packed / WEIGHTS)
     assert not torch.equal(orders[f"{Q_PROJ}.g_idx"], orders[f"{Q_PROJ.replace('q_proj', 'k_proj')}.g_idx"])
     assert_same_logits(pair.packed, pair.dense)
+
+
+@pytest.mark.parametrize(
+    ("stored", "plain"),
+    [
+        (gptq(act_order=True, group_size=32), "none"),
+        (gptq(act_order=True, group_size=32, symmetric=False), "gate_proj"),
+        (gptq(act_order=True, group_size=32), "down_proj"),
+        (compressed_tensors(act_order=True, group_size=32), "none"),
+    ],
+    ids=["all packed", "a dense gate", "a plain down", "compressed-tensors"],
+)
+@pytest.mark.parametrize("packs_head", [False, True])
+def test_packed_products_find_their_inputs_in_their_order(
+    stored: StoredAs, plain: str, packs_head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device with kernels for packed weights: what comes before a product gives its result in the order of the product's groups."""
+    monkeypatch.setattr(quantized_linear, "is_packed_on", lambda device, dtype: True)
+
+    def packs(module: str) -> bool:
+        return (is_projection(module) and not module.endswith(plain)) or (packs_head and module == "lm_head")
+
+    pair = make_pair(tmp_path, stored, packs=packs)
+    decoder = assert_same_logits(pair.packed, pair.dense, atol=1e-3)
+    assert "triton-w4a16" in decoder.linear_backend
 
 
 @pytest.mark.parametrize("value", [0.0, 0.25])

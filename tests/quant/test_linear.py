@@ -34,6 +34,15 @@ def test_parts_are_stacked_by_output() -> None:
     torch.testing.assert_close(layer.apply(x), torch.cat(parts, dim=-1))
 
 
+def test_outputs_of_plain_matrices_come_in_the_order_asked_for() -> None:
+    layer, as_they_stand = UnquantizedLinear(SPEC), UnquantizedLinear(SPEC)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).int()
+    layer.repack(draw(layer), output_order=order)
+    as_they_stand.repack(draw(layer))
+    x = torch.randn(5, 24)
+    torch.testing.assert_close(layer.apply(x), as_they_stand.apply(x)[:, order.long()])
+
+
 @pytest.mark.skipif(not cpu._has_packed_linear(), reason="this torch has no packed products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 5, 16, 129])

@@ -26,7 +26,7 @@ def check(written: Written, backend: str, dtype: torch.dtype = HALF) -> None:
     assert written.layer.backend == backend
     x = torch.randn(5, written.weight.shape[1]).to(dtype)
     expected = x.float() @ written.weight.t()
-    assert_product(written.layer.apply(x), expected if written.bias is None else expected + written.bias.float())
+    assert_product(written.product(x), expected if written.bias is None else expected + written.bias.float())
 
 
 @pytest.mark.usefixtures("packs")
@@ -40,6 +40,35 @@ def test_a_packed_layer_means_what_the_checkpoint_says(name: str) -> None:
 @pytest.mark.parametrize("stored", [gptq(act_order=True), gptq(8, 32, symmetric=False)])
 def test_packed_parts_are_stacked_with_their_biases(stored: Stored) -> None:
     check(write_layer([stored, stored], 128, (24, 40), HALF, has_bias=True), f"triton-w{stored.bits}a16")
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    "parts", [[gptq(symmetric=False)] * 2, [gptq(act_order=True)] * 2, [gptq(), None]], ids=["packed", "act-order", "dense"]
+)
+def test_outputs_come_in_the_order_asked_for(parts: list[Stored | None], has_bias: bool) -> None:
+    """So that the next product finds its inputs in order."""
+    written = write_layer(parts, 128, (24, 40), HALF, has_bias=has_bias)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).int()
+    written.layer.repack(written.tensors, output_order=order)
+    x = torch.randn(5, 128).half()
+    expected = x.float() @ written.weight.t() + (0.0 if written.bias is None else written.bias.float())
+    assert_product(written.product(x), expected[:, order.long()])
+
+
+@pytest.mark.usefixtures("packs")
+def test_a_layer_says_in_which_order_it_reads_its_inputs() -> None:
+    written = write_layer([gptq(act_order=True)], 128, (24,), HALF)
+    written.layer.repack(written.tensors)
+    order = written.layer.input_order
+    assert order is not None
+    assert order.dtype == torch.int32
+    groups = written.tensors["m.0.g_idx"][order.long()]
+    assert torch.equal(groups, torch.arange(128) // 64)
+    in_order = write_layer([gptq()], 128, (24,), HALF)
+    in_order.layer.repack(in_order.tensors)
+    assert in_order.layer.input_order is None
 
 
 @pytest.mark.usefixtures("packs")

@@ -12,7 +12,7 @@ from pagedcore_kernels.reference import rotary_kv as rotary_reference
 from pagedcore_kernels.reference import silu_mul as silu_reference
 from pagedcore_kernels.reference import step_inputs as step_reference
 from pagedcore_kernels.reference.step_inputs import DecodeInputs
-from pagedcore_kernels.triton_ops import activation, norms, rotary_kv, step_inputs
+from pagedcore_kernels.triton_ops import activation, norms, norms_in_order, rotary_kv, step_inputs
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Two units in the last place: both round where the reference says, but sums and quotients may differ in their last bit before."""
@@ -50,6 +50,22 @@ def check_norms(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu")
     expected = norm_reference.add_rms_norm(x, expected_sum, weight, eps=1e-5)
     assert_equal(norms.add_rms_norm(x, residual, weight, eps=1e-5), expected)
     assert torch.equal(residual, expected_sum)
+    assert torch.equal(x, before)
+
+
+def check_norms_in_order(num_rows: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Rows at any stride; the result is bit for bit what the order takes from the sum's norm, up to the last bit of its quotient."""
+    x, residual = (draw(num_rows, dim + 8, dtype=dtype, device=device, seed=seed)[:, :dim] * 3 for seed in (0, 1))
+    weight = draw(dim, dtype=dtype, device=device, seed=2)
+    order = torch.randperm(dim, generator=torch.Generator().manual_seed(3)).to(device, torch.int32)
+    before = x.clone()
+    alone, same = norms_in_order.add_rms_norm_in_order(x, None, weight, order, eps=1e-5)
+    assert_equal(alone, norm_reference.rms_norm(x, weight, eps=1e-5)[:, order.long()])
+    assert same is x
+    expected, expected_sum = norm_reference.add_rms_norm_in_order(x, residual.clone(), weight, order, eps=1e-5)
+    normed, summed = norms_in_order.add_rms_norm_in_order(x, residual, weight, order, eps=1e-5)
+    assert_equal(normed, expected)
+    assert torch.equal(summed, expected_sum)
     assert torch.equal(x, before)
 
 

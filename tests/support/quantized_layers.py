@@ -40,6 +40,11 @@ class Written:
     weight: Tensor
     bias: Tensor | None
 
+    def product(self, x: Tensor) -> Tensor:
+        """What the loaded layer makes of x, whose columns stand as in the checkpoint."""
+        order = self.layer.input_order
+        return self.layer.apply(x if order is None else x.index_select(1, order))
+
 
 def gptq(
     bits: int = 4, group_size: int | None = 64, *, symmetric: bool = True, version: int = 1, act_order: bool = False, seed: int = 0

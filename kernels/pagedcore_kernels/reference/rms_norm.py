@@ -20,3 +20,12 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """Add x to `residual` in place, then `rms_norm` of the sum; `residual` holds the sum afterwards."""
     return rms_norm(residual.add_(x), weight, eps=eps)
+
+
+def add_rms_norm_in_order(x: Tensor, residual: Tensor | None, weight: Tensor, order: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """`rms_norm` of x + residual [T, D], its columns in `order` [D] int32, and the sum itself, in order, which may be one of the two.
+
+    Without `residual` the sum is x. Changes `residual`, or leaves it as it was: it is not to be used afterwards.
+    """
+    summed = x if residual is None else residual.add_(x)
+    return rms_norm(summed, weight, eps=eps).index_select(1, order), summed

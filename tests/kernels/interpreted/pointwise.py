@@ -17,6 +17,12 @@ def test_norms_equal_their_references(shape: tuple[int, ...], dtype: torch.dtype
 
 
 @DTYPES
+@pytest.mark.parametrize(("num_rows", "dim"), [(5, 123), (1, 1), (0, 16), (17, 64), (33, 40), (2, 4096), (129, 20)])
+def test_norms_may_come_in_another_order(num_rows: int, dim: int, dtype: torch.dtype) -> None:
+    checks.check_norms_in_order(num_rows, dim, dtype)
+
+
+@DTYPES
 def test_norm_takes_heads_at_any_stride_with_a_weight_row_each(dtype: torch.dtype) -> None:
     checks.check_norm_of_heads(7, 3, 40, dtype)
 
