@@ -1,9 +1,9 @@
-"""`python -m bench.kernels.linear [--json FILE] [--sweep] [--only KERNEL] [--budget SECONDS]`: skinny products on one GPU.
+"""`python -m bench.kernels.linear [--json FILE] [--sweep] [--rows N ...] [--budget SECONDS]`: skinny products on one GPU.
 
 Replays of a CUDA graph over weights that are rotated over more than 260 MB, beside torch's own product in the same process; each
 product may start while the one before it ends, as in an engine's step. share = bytes of weights / time / 4.37 TB/s (what a plain read
 reaches on an H200). Each configuration is compared with a float32 product before it is timed. --sweep tries a grid of
-configurations and prints the fastest as lines for the tables.
+configurations and prints the three fastest.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from pagedcore_kernels.reference.rms_norm import rms_norm
-from pagedcore_kernels.reference.silu_mul import silu_mul
 from pagedcore_kernels.triton_ops.attention_common import card_of
-from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config, choose_row_config
-from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, silu_mul_row_linear
+from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 
 READ_BYTES_PER_S = 4.37e12
@@ -43,7 +39,6 @@ LARGE_SHAPES = ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096), (4096
 class Result:
     """One timed configuration."""
 
-    kernel: str
     in_features: int
     out_features: int
     rows: int
@@ -59,29 +54,11 @@ class Result:
         return self.floor_us / self.us
 
 
-class Problem(Protocol):
-    """One matrix in several copies, and how rows are multiplied with it."""
-
-    kernel: str
-    in_features: int
-    out_features: int
-    x_features: int
-    copies: list[Tensor]
-    read_bytes: int
-
-    def multiply(self, x: Tensor, copy: object, config: object, out: Tensor) -> Tensor: ...
-    def reference(self, x: Tensor) -> Tensor: ...
-    def chosen(self, rows: int) -> object: ...
-    def candidates(self, rows: int) -> Iterator[object]: ...
-
-
-class SkinnyProblem:
-    """A bfloat16 matrix."""
-
-    kernel = "skinny"
+class Problem:
+    """A bfloat16 matrix in several copies, and how rows are multiplied with it."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        self.in_features, self.out_features, self.x_features = in_features, out_features, in_features
+        self.in_features, self.out_features = in_features, out_features
         self.read_bytes = in_features * out_features * 2
         num_copies = math.ceil(ROTATED_BYTES / self.read_bytes)
         weights = torch.empty(num_copies, out_features, in_features, dtype=torch.bfloat16, device="cuda").normal_(0, 0.02)
@@ -119,52 +96,6 @@ class SkinnyProblem:
                     yield RowConfig(block_n, block_k, num_warps, 2)
 
 
-class NormProblem(SkinnyProblem):
-    """One row, normalised on the way into the product."""
-
-    kernel = "norm"
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-        self.norm_weight = torch.randn(in_features, device="cuda").bfloat16()
-
-    def multiply(self, x: Tensor, copy: Tensor, config: RowConfig, out: Tensor) -> Tensor:
-        return norm_row_linear(x, self.norm_weight, copy, eps=1e-6, config=config, out=out)
-
-    def reference(self, x: Tensor) -> Tensor:
-        return super().reference(rms_norm(x, self.norm_weight, eps=1e-6))
-
-    def chosen(self, rows: int) -> RowConfig:
-        return choose_row_config(self.out_features, self.in_features, capability=card_of(torch.device("cuda", 0)).capability)
-
-    def candidates(self, rows: int) -> Iterator[RowConfig]:
-        return self._row_candidates()
-
-
-class SiluProblem(NormProblem):
-    """One row, the gate of a feed-forward layer on the way into the product and the residual on the way out."""
-
-    kernel = "silu"
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features)
-        self.x_features = 2 * in_features
-        self.residual = torch.randn(1, out_features, device="cuda").bfloat16()
-
-    def multiply(self, x: Tensor, copy: Tensor, config: RowConfig, out: Tensor) -> Tensor:
-        return silu_mul_row_linear(x, copy, residual=self.residual, config=config, out=out)
-
-    def reference(self, x: Tensor) -> Tensor:
-        return SkinnyProblem.reference(self, silu_mul(x)) + self.residual.float()
-
-
-PROBLEMS: dict[str, tuple[Callable[[int, int], Problem], tuple[tuple[int, int], ...]]] = {
-    "skinny": (SkinnyProblem, (*SMALL_SHAPES, *LARGE_SHAPES)),
-    "norm": (NormProblem, ((1024, 4096), (1024, 6144), (4096, 12288), (4096, 22016))),
-    "silu": (SiluProblem, ((3072, 1024), (11008, 4096))),
-}
-
-
 @dataclass
 class Report:
     """Results so far, and whether there is time for more."""
@@ -178,26 +109,25 @@ class Report:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started
 
-    def bench(self, problem: Problem, all_rows: list[int], torch_weights: list[Tensor]) -> None:
+    def bench(self, problem: Problem, all_rows: list[int]) -> None:
         """The chosen configuration, the candidates of a sweep, and torch, for each number of rows."""
-        inputs = {rows: torch.randn(rows, problem.x_features, device="cuda").bfloat16() for rows in all_rows}
+        inputs = {rows: torch.randn(rows, problem.in_features, device="cuda").bfloat16() for rows in all_rows}
         configs = {rows: self._configs(problem, rows) for rows in all_rows}
         compile_in_threads(problem, inputs, configs)
         for rows, x in inputs.items():
             expected, start = problem.reference(x), len(self.results)
-            plain = x[:, : problem.in_features]
-            torch_us = time_replays([lambda w=w, x=plain: F.linear(x, w) for w in torch_weights], torch_weights[0].numel() * 2)
+            torch_us = time_replays([lambda w=w, x=x: F.linear(x, w) for w in problem.copies], problem.read_bytes)
             for config in configs[rows]:
                 self._attempt(problem, x, expected, config, torch_us)
             self._say(self.results[start:])
 
-    def _configs(self, problem: Problem, rows: int) -> list[object]:
+    def _configs(self, problem: Problem, rows: int) -> list[LinearConfig]:
         return list(dict.fromkeys([problem.chosen(rows), *(problem.candidates(rows) if self.sweep else ())]))
 
-    def _attempt(self, problem: Problem, x: Tensor, expected: Tensor, config: object, torch_us: float) -> None:
+    def _attempt(self, problem: Problem, x: Tensor, expected: Tensor, config: LinearConfig, torch_us: float) -> None:
         """A configuration that the card refuses or that errs is named and left out."""
         out = torch.full(expected.shape, float("nan"), dtype=x.dtype, device=x.device)
-        name = f"{problem.kernel} {problem.in_features}->{problem.out_features} {x.shape[0]} rows {config}"
+        name = f"{problem.in_features}->{problem.out_features} {x.shape[0]} rows {config}"
         try:
             error = relative_error(problem.multiply(x, problem.copies[0], config, out), expected)
             if not error < MAX_RELATIVE_ERROR:
@@ -208,19 +138,19 @@ class Report:
             print(f"{name}: {str(refused).splitlines()[0][:160]}")
             return
         floor_us = problem.read_bytes / READ_BYTES_PER_S * 1e6
-        sizes = (problem.kernel, problem.in_features, problem.out_features, x.shape[0])
+        sizes = (problem.in_features, problem.out_features, x.shape[0])
         self.results.append(Result(*sizes, repr(config), us, floor_us, torch_us, error, config == problem.chosen(x.shape[0])))
 
     def _say(self, results: list[Result]) -> None:
         best = sorted(results, key=lambda result: result.us)[:3] if self.sweep else []
         for mark, result in [("chosen", r) for r in results if r.chosen] + [("best", r) for r in best]:
-            where = f"{result.kernel:6} {result.in_features:5}->{result.out_features:<6} {result.rows:2} rows {mark:6}"
+            where = f"{result.in_features:5}->{result.out_features:<6} {result.rows:2} rows {mark:6}"
             times = f"{result.us:7.2f} us {result.share:5.1%} of {result.floor_us:.2f}"
             beside = f"torch {result.torch_us:6.2f}, {result.torch_us / result.us:4.2f}x"
             print(f"{where} {times}; {beside}; error {result.relative_error:.1e} {result.config}", flush=True)
 
 
-def compile_in_threads(problem: Problem, inputs: dict[int, Tensor], configs: dict[int, list[object]]) -> None:
+def compile_in_threads(problem: Problem, inputs: dict[int, Tensor], configs: dict[int, list[LinearConfig]]) -> None:
     """Triton's passes and the assembler run outside of Python's lock. What fails here fails again, and is named, when it is timed."""
     with ThreadPoolExecutor(16) as pool:
         for rows, x in inputs.items():
@@ -259,21 +189,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line for each result to this file")
     parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
-    parser.add_argument("--only", choices=tuple(PROBLEMS), help="one of the kernels; norm and silu are rows with the ops beside them")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS), help="how many rows x has")
     parser.add_argument("--budget", type=float, default=220.0, help="seconds after which no further shape is begun")
     args = parser.parse_args()
     torch.manual_seed(0)
     report = Report(args.budget, args.sweep)
-    for kernel, (make, shapes) in PROBLEMS.items():
-        for in_features, out_features in shapes if args.only in (None, kernel) else ():
-            if report.elapsed_s > report.budget_s:
-                print(f"out of time before {kernel} {in_features}->{out_features}")
-                continue
-            problem = make(in_features, out_features)
-            report.bench(problem, args.rows if kernel == "skinny" else [1], problem.copies)
-            del problem
-            torch.cuda.empty_cache()
+    for in_features, out_features in (*SMALL_SHAPES, *LARGE_SHAPES):
+        if report.elapsed_s > report.budget_s:
+            print(f"out of time before {in_features}->{out_features}")
+            continue
+        problem = Problem(in_features, out_features)
+        report.bench(problem, args.rows)
+        del problem
+        torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {report.elapsed_s:.0f} s")
     if args.json:
         with args.json.open("a") as file:

@@ -209,11 +209,23 @@ def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: 
         "vocab_size": model.vocab_size,
     }
     activations_bytes = measure_activations(runner, profiling_plan(**limits), model.num_weight_bytes, before, resolved.device)
-    for plan in warming_plans(**limits):
+    for plan in warming_plans(**limits, decodes=_decodes_to_warm(config, model, resolved, runner)):
         runner.submit(plan).result()
     graphs_bytes = measure_graphs(runner, resolved.max_prefill_graph_tokens, resolved.device) if _uses_graphs(config, runner) else 0
     runner.close()
     return activations_bytes, graphs_bytes
+
+
+def _decodes_to_warm(config: EngineConfig, model: Decoder, resolved: _Resolved, runner: ModelRunner) -> list[tuple[int, int]]:
+    """Numbers of rows and contexts with which a step without a graph compiles its attention."""
+    if runner.attention_backend != "triton":
+        return []
+    from pagedcore_kernels.triton_ops.attention_common import card_of
+    from pagedcore_kernels.triton_ops.attention_settings import DecodeShape, decodes_to_warm
+
+    kv, itemsize = model.kv_layout, resolved.dtype.itemsize
+    shape = DecodeShape(config.max_num_seqs, model.architecture.num_heads, kv.num_kv_heads, kv.head_dim, itemsize, resolved.max_model_len)
+    return decodes_to_warm(shape, card_of(resolved.device))
 
 
 def _uses_graphs(config: EngineConfig, runner: ModelRunner) -> bool:

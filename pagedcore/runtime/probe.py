@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
@@ -22,7 +22,7 @@ UNKNOWN_FREE_BYTES = 4 << 30
 
 _WARM_DECODES = (1, 2, 4, 8, 16, 64, 160, 255)
 """Rows of one token of a warming step: the fewer they are, the more programs share a context, and their parts are merged."""
-_WARM_CONTEXTS = (128, 256, 1024, 8192, 32768)
+_WARM_CONTEXTS = (256, 1024, 32768)
 """Tokens of its longest row."""
 _WARM_PROMPTS = (0, 2, 3, 6, 12, 24, 48, 600)
 """Tokens of the prompt beside them: whatever number of query heads shares a kv head, these fill tiles of each size."""
@@ -104,13 +104,16 @@ def _profiling_row(row: int, vocab_size: int, params: SamplingParams) -> Admitte
     )
 
 
-def warming_plans(*, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, vocab_size: int) -> Iterator[StepPlan]:
-    """Steps that meet every kernel which no graph holds: from one token to many rows, short and long contexts and prompts.
+def warming_plans(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, vocab_size: int, decodes: Iterable[tuple[int, int]] = ()
+) -> Iterator[StepPlan]:
+    """Steps that meet every kernel which no graph holds: from one token to many rows, short and long contexts and prompts, and without
+    prompts the numbers of rows and contexts of `decodes`.
 
     The contexts mean nothing: all tables name block 0.
     """
-    shapes = product(_WARM_DECODES, _WARM_CONTEXTS)
-    for (num_decodes, context), prompt, params in zip(shapes, cycle(_WARM_PROMPTS), cycle(_WARM_SETTINGS), strict=False):
+    shapes = [*zip(product(_WARM_DECODES, _WARM_CONTEXTS), cycle(_WARM_PROMPTS)), *((decode, 0) for decode in decodes)]
+    for ((num_decodes, context), prompt), params in zip(shapes, cycle(_WARM_SETTINGS), strict=False):
         prompts = [min(prompt, max_model_len)] if prompt else []
         counts = [1] * min(num_decodes, max_num_seqs - len(prompts)) + prompts
         rows = range(len(counts))

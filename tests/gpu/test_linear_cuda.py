@@ -11,10 +11,8 @@ from support.linear_problems import assert_product, poisoned, random_rows
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
-from pagedcore_kernels.reference import linear as reference
 from pagedcore_kernels.triton_ops import linear_settings
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, RowConfig
-from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, row_linear, silu_mul_row_linear
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, split_k_workspace
 
@@ -83,35 +81,6 @@ def test_the_same_bits_each_time(config) -> None:
     x, weight = torch.randn(1, 4096, device="cuda").bfloat16(), torch.randn(512, 4096, device="cuda").bfloat16()
     first = skinny_linear(x, weight, config=config)
     assert all(torch.equal(first, skinny_linear(x, weight, config=config)) for _ in range(50))
-
-
-def check_neighbours(in_features: int, out_features: int, dtype: torch.dtype, config: RowConfig | None) -> None:
-    """The three products of one row that take over the ops before and after them."""
-    x, gate_up = random_rows(1, in_features, dtype, "cuda"), random_rows(1, 2 * in_features, dtype, "cuda")
-    weight, bias = random_rows(out_features, in_features, dtype, "cuda"), torch.randn(out_features, device="cuda").to(dtype)
-    norm_weight = torch.randn(in_features, device="cuda").to(dtype)
-    calls = {"norm": (x, norm_weight, weight, bias), "silu": (gate_up, weight, bias), "plain": (x, weight, bias)}
-    residual = torch.randn(1, out_features, device="cuda").to(dtype)
-    out = poisoned(1, out_features, dtype=dtype, device="cuda")
-    norm_row_linear(*calls["norm"], eps=1e-6, config=config, out=out)
-    assert_product(out, reference.norm_row_linear(*calls["norm"], eps=1e-6))
-    for name, op, expected in (
-        ("silu", silu_mul_row_linear, reference.silu_mul_row_linear),
-        ("plain", row_linear, reference.row_linear),
-    ):
-        in_place = residual.clone()
-        op(*calls[name], residual=in_place, config=config, out=in_place)
-        assert_product(in_place, expected(*calls[name], residual=residual))
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [((3072, 1024), torch.bfloat16), ((301, 77), torch.float16), ((1024, 4096), torch.float32)])
-def test_products_of_one_row_with_their_neighbours(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    check_neighbours(*shape, dtype, None)
-
-
-@pytest.mark.parametrize("config", [RowConfig(4, 256, splits=3), RowConfig(8, 512)])
-def test_products_of_one_row_with_their_neighbours_in_parts(config: RowConfig) -> None:
-    check_neighbours(4096, 300, torch.bfloat16, config)
 
 
 def capture(call) -> torch.cuda.CUDAGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -17,6 +18,7 @@ from pagedcore_kernels.triton_ops.attention_settings import (
     choose_prefill_config,
     choose_prefix_config,
     decode_workspace_size,
+    decodes_to_warm,
     num_query_tiles,
     share_of_split,
     shrink_to_shared,
@@ -50,6 +52,40 @@ def test_decode_compiles_within_the_shared_memory_of_each_card(capability: int) 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "max_seq_len"), [(4, 4, 128, 2048), (2, 1, 256, 300), (2, 1, 64, 2000)])
 def test_decode_of_other_shapes_compiles_for_each_card(capability, num_heads, num_kv_heads, head_dim, max_seq_len) -> None:
     check_decode_compiles(capability, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, max_seq_len=max_seq_len)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_decode_of_many_sequences_compiles_for_each_card(capability: int) -> None:
+    check_many_sequences_compile(capability, 7, 128, torch.bfloat16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim", "dtype", "cache_dtype"),
+    [
+        (1, 128, torch.bfloat16, None),
+        (16, 64, torch.float16, None),
+        (16, 128, torch.float16, None),
+        (20, 128, torch.bfloat16, None),
+        (2, 256, torch.bfloat16, None),
+        (3, 80, torch.float32, None),
+        (7, 128, torch.bfloat16, FLOAT8),
+        (7, 96, torch.float16, FLOAT8),
+    ],
+)
+def test_many_sequences_of_other_shapes_compile_for_each_card(capability: int, num_heads: int, head_dim: int, dtype, cache_dtype) -> None:
+    check_many_sequences_compile(capability, num_heads, head_dim, dtype, cache_dtype)
+
+
+def check_many_sequences_compile(
+    capability: int, num_heads: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype | None = None
+) -> None:
+    """With the tile that is chosen where there are programs enough: few warps, which must hold their sums."""
+    config = choose_decode_config(DecodeShape(600, num_heads, 1, head_dim, dtype.itemsize, 4096), Card(capability, 108))
+    problem = small_problem(num_heads, 1, head_dim, dtype, cache_dtype=cache_dtype)
+    (kernel,) = compile_op(lambda: problem.decode(config), capability)
+    assert_fits([kernel], capability, max_stack_bytes=96)
 
 
 def check_decode_compiles(capability: int, *, num_heads: int, num_kv_heads: int, head_dim: int, max_seq_len: int) -> None:
@@ -194,6 +230,48 @@ def test_shares_are_whole_units_that_cover_the_context(num_keys: int, num_splits
 @pytest.mark.parametrize(("num_sequences", "max_prefix_len", "num_parts"), [(256, 2048, 2), (8, 32768, 32), (8, 300, 1)])
 def test_a_prefix_is_parted_until_the_card_is_busy(num_sequences: int, max_prefix_len: int, num_parts: int) -> None:
     assert choose_prefix_config(PrefillShape(7, 128, 2, num_sequences), 4, max_prefix_len, H200).num_parts == num_parts
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "num_heads", "max_seq_len", "tile"),
+    [
+        (1, 16, 400, (64, 4, 5, 7)),
+        (10, 16, 4096, (64, 4, 5, 3)),
+        (20, 16, 4096, (64, 8, 5, 2)),
+        (20, 16, 32768, (128, 4, 3, 2)),
+        (64, 16, 300, (64, 2, 3, 1)),
+        (64, 136, 300, (64, 4, 3, 1)),
+    ],
+)
+def test_tiles_are_those_that_were_measured(num_sequences: int, num_heads: int, max_seq_len: int, tile: tuple[int, ...]) -> None:
+    config = choose_decode_config(DecodeShape(num_sequences, num_heads, 8, 128, 2, max_seq_len), H200)
+    assert (config.block_n, config.num_warps, config.num_stages, config.num_splits) == tile
+
+
+@pytest.mark.parametrize("card", [H200, Card(80, 108), Card(86, 84), Card(89, 142)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "max_seq_len"), [(16, 8, 40960), (28, 4, 32768), (32, 32, 4096), (14, 2, 300), (71, 1, 2048)]
+)
+def test_a_few_decodes_meet_every_kernel(card: Card, num_heads: int, num_kv_heads: int, max_seq_len: int) -> None:
+    whole = DecodeShape(200, num_heads, num_kv_heads, 128, 2, max_seq_len)
+    decodes = decodes_to_warm(whole, card)
+    assert len(decodes) <= 24
+    met = {kernel for decode in decodes for kernel in decode_kernels(whole, *decode, card)}
+    contexts = {*range(1, 700, 33), *(length for length in (777, 1030, 5000, 8192, 9000, 32768) if length <= max_seq_len)}
+    for num_sequences, context in product(range(1, 201), sorted(contexts)):
+        assert decode_kernels(whole, num_sequences, min(context, max_seq_len), card) <= met, (num_sequences, context)
+    for window in (33, 600, 4096):  # layers that see so many keys of the same contexts
+        seen = {kernel for count, context in decodes for kernel in decode_kernels(whole, count, min(context, window), card)}
+        assert decode_kernels(whole, 1, min(window, max_seq_len), card) <= seen
+
+
+def decode_kernels(whole: DecodeShape, num_sequences: int, context: int, card: Card) -> set[object]:
+    """What tells the compiled kernels of a call from those of others."""
+    config = choose_decode_config(replace(whole, num_sequences=num_sequences, max_seq_len=context), card)
+    is_split = config.num_splits > 1
+    attends = (config.block_n, config.num_warps, config.num_stages, config.prefetch, is_split)
+    parts = 1 << (config.num_splits - 1).bit_length()
+    return {attends, ("merge", parts, num_sequences < 64)} if is_split else {attends}
 
 
 def test_stages_go_before_the_tile_shrinks() -> None:

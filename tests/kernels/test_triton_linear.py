@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 
 from pagedcore_kernels.triton_ops import linear_settings
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, RowConfig, choose_config
-from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, row_linear, silu_mul_row_linear
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace
 from support.triton_compile import CAPABILITIES, Compiled, compile_op
@@ -66,13 +65,10 @@ def test_other_types_and_odd_sizes_compile(num_rows: int, dtype: torch.dtype, in
         assert_fits(compile_skinny(num_rows, 1000, in_features, dtype, capability), capability)
 
 
+@pytest.mark.parametrize("config", [RowConfig(2, 2048), RowConfig(4, 256, splits=3)])
 @pytest.mark.parametrize("capability", [86, 90])
-def test_products_of_one_row_with_their_neighbours_compile(capability: int) -> None:
-    x, norm_weight, weight = torch.empty(1, 2048).bfloat16(), torch.empty(2048).bfloat16(), torch.empty(1024, 2048).bfloat16()
-    residual, half = torch.empty(1, 1024).bfloat16(), torch.empty(1024, 1024).bfloat16()
-    assert_fits(compile_op(lambda: norm_row_linear(x, norm_weight, weight, eps=1e-6), capability), capability)
-    assert_fits(compile_op(lambda: silu_mul_row_linear(x, half, residual=residual, out=residual), capability), capability)
-    assert_fits(compile_op(lambda: row_linear(x, weight, residual=residual), capability), capability)
+def test_one_row_in_one_tile_or_split_compiles(capability: int, config: RowConfig) -> None:
+    assert_fits(compile_skinny(1, 1024, 2048, torch.bfloat16, capability, config), capability)
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------
@@ -124,11 +120,6 @@ def test_operands_that_the_kernels_do_not_read_are_refused(x: torch.Tensor, weig
 def test_the_configuration_of_one_row_is_refused_for_more() -> None:
     with pytest.raises(ValueError, match="1 to 1 rows"):
         skinny_linear(torch.zeros(2, 8), torch.zeros(4, 8), config=RowConfig(4, 16))
-
-
-def test_a_norm_weight_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="norm_weight must be"):
-        norm_row_linear(torch.zeros(1, 8), torch.zeros(7), torch.zeros(4, 8), eps=1e-6)
 
 
 def test_a_result_of_another_shape_is_refused() -> None:

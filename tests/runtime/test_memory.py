@@ -117,9 +117,8 @@ def test_the_profiling_step_is_full_and_within_limits(max_num_seqs: int, max_num
 @pytest.mark.parametrize("limits", [(256, 8192, 40960), (1, 512, 512), (4, 20, 64), (300, 300, 2048)])
 def test_warming_steps_keep_to_the_limits_of_the_engine_and_leave_no_row(limits: tuple[int, int, int]) -> None:
     max_num_seqs, max_num_batched_tokens, max_model_len = limits
-    plans = list(
-        warming_plans(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, vocab_size=100)
-    )
+    limit = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len}
+    plans = list(warming_plans(**limit, vocab_size=100, decodes=[(1, 7), (3, 60), (400, 5)]))
     steps, leaving = plans[::2], plans[1::2]
     for step, after in zip(steps, leaving, strict=True):
         assert list(after.released_rows) == [admitted.row for admitted in step.admitted] == list(step.rows)
@@ -129,6 +128,9 @@ def test_warming_steps_keep_to_the_limits_of_the_engine_and_leave_no_row(limits:
         assert min(step.start_positions) >= 0
         assert max(ends) <= max_model_len
     assert [1] in [step.num_tokens for step in steps], "a single token alone"
+    lengths = [(step.num_tokens, max(step.start_positions) + 1) for step in steps]
+    assert ([1], 7) in lengths
+    assert ([1] * min(3, max_num_seqs), 60) in lengths
     drawing = {
         (admitted.params.is_greedy, admitted.params.has_penalties, len(step.rows) >= 16) for step in steps for admitted in step.admitted
     }

@@ -37,8 +37,8 @@ def silu_mul(gate_up: Tensor, *, out: Tensor | None = None) -> Tensor:
 def _silu_mul_kernel(gate_up_ptr, out_ptr, width, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr) -> None:
     """out = round(gate / (1 + exp(-gate))) * up."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -55,7 +55,7 @@ def paged_attention_decode(
     and layouts that do not fit.
 
     Nothing depends on device data but the kernels themselves, so a graph may capture it. `block_tables` and `seq_lens`
-    are read before the kernel launched last has ended: that kernel must not be the one that writes them.
+    are read before the kernels launched last have ended: see `launch.dependent_launch` for what may write them.
     """
     check_inputs(query, key_cache, value_cache, block_tables, seq_lens)
     scores = ScoreScale.of(scale, key_scale, soft_cap)
@@ -206,8 +206,8 @@ def _attend_split(
         prefetch_lines(key_ptr + lines)
         prefetch_lines(value_ptr + lines)
     if USE_PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     if IS_SPLIT and first >= last:
         return
     rows = tl.arange(0, GROUP_PAD)

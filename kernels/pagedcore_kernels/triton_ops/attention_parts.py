@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedcore_kernels.triton_ops.attention_common import card_of
-from pagedcore_kernels.triton_ops.attention_settings import SHARE_UNIT, decode_workspace_size
+from pagedcore_kernels.triton_ops.attention_settings import SHARE_UNIT, decode_workspace_size, merged_slice
 
 MERGE_WARPS = 4
 
@@ -50,8 +50,7 @@ def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_lens: Tensor
     """Changes `result`; `seq_lens`, `window` and `prefix_lens` say, as they did before, which of the parts had work."""
     num_sequences, num_heads, head_dim = result.shape
     uses_pdl = card_of(result.device).has_dependent_launch
-    # Few rows are cut into slices so that there are programs enough.
-    slice_dim = min(32 if num_sequences < 64 else 128, triton.next_power_of_2(head_dim))
+    slice_dim = merged_slice(num_sequences, head_dim)
     _merge_parts[(num_sequences * num_heads, triton.cdiv(head_dim, slice_dim))](
         parts.values,
         parts.log_sums,
@@ -119,8 +118,8 @@ def _merge_parts(
         prefix_share = share_of_keys(prefix_len, num_prefix_parts, SHARE_UNIT)
         has_work = has_work | ((splits < 0) & (parts * prefix_share < prefix_len))
     if USE_PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     slots = row * (num_prefix_parts + num_splits) + parts
     log_sums = tl.load(log_sum_ptr + slots, mask=has_work, other=-1e30)
     # Asked for with the log-sums: no load passes the barriers of a sum.

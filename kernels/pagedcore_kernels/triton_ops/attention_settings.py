@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import triton
 
@@ -86,20 +87,44 @@ def _measured_tile(shape: DecodeShape, num_multiprocessors: int) -> tuple[Decode
     """A tile for rows of 128 elements of 16 bits, and for how many programs a multiprocessor contexts are split; the splits come later.
 
     With two tiles in flight (five stages) a program reads on while it multiplies. Where there are programs enough, those that have one
-    large tile do that for one another.
+    small tile do that for one another.
     """
     rows = shape.num_rows / num_multiprocessors
+    if shape.element_bytes > 2:
+        return DecodeConfig(32, 4, 3, 1), 3  # larger tiles of float32 do not stay in the registers
     if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
         return DecodeConfig(64, 4, 3, 1), 4
-    if shape.max_seq_len <= 512:
-        return DecodeConfig(128 if rows > 4 else 32, 4, 3, 1), 3
     if rows <= 1:
-        return DecodeConfig(64, 4, 5, 1), 2
+        return DecodeConfig(64, 4, 5, 1), 1 if shape.max_seq_len <= 512 else 2
     if rows <= 2 and shape.max_seq_len <= 8192:
         return DecodeConfig(64, 8, 5, 1), 3
-    if rows > 4 or shape.max_seq_len > 8192:
+    if rows <= 2:
         return DecodeConfig(128, 4, 3, 1), 3
-    return DecodeConfig(128, 8, 3, 1), 3
+    has_small_sums = shape.head_dim <= 128 and shape.num_heads <= MIN_DOT_ROWS * shape.num_kv_heads
+    return DecodeConfig(64, 2 if has_small_sums else 4, 3, 1), 3
+
+
+def merged_slice(num_sequences: int, head_dim: int) -> int:
+    """Elements of a head that one program merges: few rows are cut into slices so that there are programs enough."""
+    return min(32 if num_sequences < 64 else 128, triton.next_power_of_2(head_dim))
+
+
+def decodes_to_warm(shape: DecodeShape, card: Card) -> list[tuple[int, int]]:
+    """Numbers of sequences, up to the shape's, and longest contexts, up to its own, with which every decode kernel is compiled.
+
+    Calls differ in their tile and in whether a context is split; merging them, in the number of parts and in the slice. Each is met
+    with the shortest context that needs it, so that a sliding window which needs it does not hide it.
+    """
+    met: dict[tuple[object, ...], tuple[int, int]] = {}
+    powers = [1 << exponent for exponent in range(5, max(6, shape.max_seq_len.bit_length()))]
+    contexts = {min(context, shape.max_seq_len) for power in powers for context in (power, power + 1)} | {shape.max_seq_len}
+    for context, num_sequences in product(sorted(contexts), range(1, shape.num_sequences + 1)):
+        config = choose_decode_config(replace(shape, num_sequences=num_sequences, max_seq_len=context), card)
+        met.setdefault((config.num_splits > 1, replace(config, num_splits=1)), (num_sequences, context))
+        if config.num_splits > 1:
+            parts = triton.next_power_of_2(config.num_splits)
+            met.setdefault((parts, merged_slice(num_sequences, shape.head_dim)), (num_sequences, context))
+    return list(dict.fromkeys(met.values()))
 
 
 def decode_workspace_size(num_sequences: int, num_heads: int, head_dim: int, num_splits: int) -> int:

@@ -127,8 +127,8 @@ def _norm_kernel(
 ) -> None:
     """out = round(s / sqrt(mean(s ** 2) + eps)) * weight, with s = x, or s = x + sum, which then goes to sum."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token, head = row // num_heads, row % num_heads
     d = tl.arange(0, BLOCK_D)[None, :]

@@ -104,8 +104,8 @@ def _norm_in_order_kernel(
     source = tl.load(order_ptr + k, mask=is_part, other=0)  # written at load, as the weight is: nothing to wait for
     weight = tl.load(weight_ptr + source, mask=is_part, other=0.0).to(tl.float32)
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     x_ptr += row * x_stride
     residual_ptr += row * residual_stride
     s = _summed(x_ptr, residual_ptr, d, d < D, ADDS)

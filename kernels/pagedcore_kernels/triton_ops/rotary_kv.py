@@ -132,8 +132,8 @@ def _rotate_and_write_kernel(
 ) -> None:
     """(x1 cos - x2 sin, x2 cos + x1 sin) for the halves of each query and key head, rounded where the reference rounds."""
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     d = tl.arange(0, BLOCK_HALF)

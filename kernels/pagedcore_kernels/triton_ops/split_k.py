@@ -60,11 +60,8 @@ def prefetch_to_l2(pointers) -> None:
 
 
 @triton.jit
-def _store(total, bias, offsets, mask, out_ptr, residual_ptr, HAS_RESIDUAL: tl.constexpr) -> None:
-    result = (total + bias).to(out_ptr.dtype.element_ty)
-    if HAS_RESIDUAL:
-        result = (result.to(tl.float32) + tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)).to(result.dtype)
-    tl.store(out_ptr + offsets, result, mask=mask)
+def _store(total, bias, offsets, mask, out_ptr) -> None:
+    tl.store(out_ptr + offsets, (total + bias).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -80,15 +77,13 @@ def store_sum_of_splits(
     split,
     partial_stride,
     SPLITS: tl.constexpr,
-    residual_ptr=None,
-    HAS_RESIDUAL: tl.constexpr = False,
 ) -> None:
     """Store this program's part; the last program of a tile adds the parts in the order of the splits and stores the result.
 
     `partial_stride` is the number of values of one split. Leaves the tile's counter at zero.
     """
     if SPLITS == 1:
-        _store(part, bias, offsets, mask, out_ptr, residual_ptr, HAS_RESIDUAL)
+        _store(part, bias, offsets, mask, out_ptr)
     else:
         tl.store(partials_ptr + split * partial_stride + offsets, part, mask=mask)
         tl.debug_barrier()
@@ -99,5 +94,5 @@ def store_sum_of_splits(
             for index in tl.range(SPLITS, loop_unroll_factor=UNROLL):
                 # .cg: the parts were written by other multiprocessors, whose writes the L1 cache does not see.
                 total += tl.load(partials_ptr + index * partial_stride + offsets, mask=mask, other=0.0, cache_modifier=".cg")
-            _store(total, bias, offsets, mask, out_ptr, residual_ptr, HAS_RESIDUAL)
+            _store(total, bias, offsets, mask, out_ptr)
             tl.store(counters_ptr + tile, 0)

@@ -34,6 +34,6 @@ def _take_columns_kernel(x_ptr, order_ptr, out_ptr, width, row_stride, BLOCK: tl
     inside = column < width
     source = tl.load(order_ptr + column, mask=inside, other=0)  # written at load: nothing to wait for
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     tl.store(out_ptr + row * width + column, tl.load(x_ptr + row * row_stride + source, mask=inside), mask=inside)

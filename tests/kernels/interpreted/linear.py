@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pagedcore_kernels.reference import linear as reference
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, RowConfig
-from pagedcore_kernels.triton_ops.row_linear import norm_row_linear, row_linear, silu_mul_row_linear
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace
 from support.linear_problems import assert_product, poisoned, random_rows
@@ -39,6 +38,9 @@ def check_skinny(num_rows: int, out_features: int, in_features: int, dtype: torc
         (9, 300, RowConfig(2, 64)),
         (9, 301, RowConfig(4, 32, splits=3)),
         (3, 40, RowConfig(1, 16, splits=4)),
+        (9, 100, RowConfig(2, 128)),
+        (9, 100, RowConfig(4, 32)),
+        (9, 100, RowConfig(4, 16, splits=3)),
     ],
 )
 def test_one_row(out_features: int, in_features: int, config: RowConfig, dtype: torch.dtype) -> None:
@@ -70,18 +72,3 @@ def test_a_split_product_gives_the_same_bits_again() -> None:
     config = DotConfig(16, 16, splits=8)
     first = skinny_linear(x, weight, config=config, workspace=poisoned_workspace())
     assert torch.equal(first, skinny_linear(x, weight, config=config, workspace=poisoned_workspace()))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("config", [RowConfig(2, 128), RowConfig(4, 32), RowConfig(4, 16, splits=3)])
-def test_one_row_with_the_ops_before_and_after_it(config: RowConfig, dtype: torch.dtype) -> None:
-    x, gate_up, weight = random_rows(1, 100, dtype), random_rows(1, 200, dtype), random_rows(9, 100, dtype)
-    norm_weight, bias, residual = torch.randn(100).to(dtype), torch.randn(9).to(dtype), torch.randn(1, 9).to(dtype)
-    workspace = poisoned_workspace()
-    out = norm_row_linear(x, norm_weight, weight, bias, eps=0.1, config=config, workspace=workspace, out=poisoned(1, 9, dtype=dtype))
-    assert_product(out, reference.norm_row_linear(x, norm_weight, weight, bias, eps=0.1))
-    in_place = residual.clone()
-    silu_mul_row_linear(gate_up, weight, bias, residual=in_place, config=config, workspace=workspace, out=in_place)
-    assert_product(in_place, reference.silu_mul_row_linear(gate_up, weight, bias, residual=residual))
-    out = row_linear(x, weight, residual=residual, config=config, workspace=workspace)
-    assert_product(out, reference.row_linear(x, weight, residual=residual))
