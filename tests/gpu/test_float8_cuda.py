@@ -136,9 +136,12 @@ def test_the_pool_holds_twice_the_blocks(tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 512, **shape}
     (tmp_path / "config.json").write_text(json.dumps(config))
     options = {"load_format": "dummy", "dtype": "bfloat16", "device": "cuda", "gpu_memory_utilization": 0.1, "max_num_seqs": 8}
-    counts = []
+    sizes = []
     for kv_cache_dtype in ("auto", "fp8"):
         runner, plan = build_runner(EngineConfig(**options, kv_cache_dtype=kv_cache_dtype), tmp_path)
-        counts.append(plan.num_blocks)
+        memory = plan.memory
+        sizes.append(memory.block_bytes)
+        room_bytes = memory.budget_bytes - memory.weights_bytes - memory.activations_bytes - memory.graphs_bytes
+        assert memory.num_blocks == room_bytes // memory.block_bytes, "all that others leave"
         runner.close()
-    assert counts[1] == pytest.approx(2 * counts[0], rel=0.02)
+    assert sizes[0] == 2 * sizes[1]
