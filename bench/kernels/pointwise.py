@@ -29,8 +29,9 @@ from pagedcore_kernels.reference.silu_mul import silu_mul as silu_reference
 from pagedcore_kernels.reference.step_inputs import DecodeInputs
 from pagedcore_kernels.reference.step_inputs import prepare_decode_inputs as prepare_reference
 from pagedcore_kernels.reference.step_inputs import write_sampled as write_sampled_reference
-from pagedcore_kernels.triton_ops import activation, norms, rotary_kv, sampling, step_inputs
+from pagedcore_kernels.triton_ops import activation, norms, norms_in_order, rotary_kv, sampling, step_inputs
 from pagedcore_kernels.triton_ops.attention_common import Card
+from pagedcore_kernels.triton_ops.take_columns import take_columns
 
 COPY_BYTES_PER_S = 4.3e12
 ROTATED_BYTES = 260e6
@@ -131,6 +132,8 @@ def cases() -> Iterator[Case]:
     for model in MODELS:
         for num_tokens in TOKENS:
             yield Case("add_rms_norm", model.name, num_tokens, lambda m=model, t=num_tokens: add_rms_norm(m, t))
+            yield Case("add_rms_norm_in_order", model.name, num_tokens, lambda m=model, t=num_tokens: add_rms_norm_in_order(m, t))
+            yield Case("take_columns", model.name, num_tokens, lambda m=model, t=num_tokens: columns(m, t))
             yield Case("silu_mul", model.name, num_tokens, lambda m=model, t=num_tokens: silu_mul(m, t))
             yield Case("rotate_and_write_kv", model.name, num_tokens, lambda m=model, t=num_tokens: rotate_and_write_kv(m, t))
         for num_rows in ROWS:
@@ -215,6 +218,20 @@ def add_rms_norm(model: Model, num_tokens: int) -> Work:
         check=check,
         num_bytes=4 * x.nbytes,
     )
+
+
+def add_rms_norm_in_order(model: Model, num_tokens: int) -> Work:
+    x, residual, weight = randn(num_tokens, model.hidden), randn(num_tokens, model.hidden), randn(model.hidden)
+    order, start = torch.randperm(model.hidden, device="cuda", dtype=torch.int32), residual.clone()
+    theirs = lambda: norm_reference.add_rms_norm_in_order(x, start, weight, order, eps=1e-6)[0]  # noqa: E731
+    ours = lambda: norms_in_order.add_rms_norm_in_order(x, residual, weight, order, eps=1e-6)[0]  # noqa: E731
+    return Work(ours, theirs, theirs, num_bytes=4 * x.nbytes)
+
+
+def columns(model: Model, num_tokens: int) -> Work:
+    x, order = randn(num_tokens, model.hidden), torch.randperm(model.hidden, device="cuda", dtype=torch.int32)
+    theirs = lambda: x.index_select(1, order)  # noqa: E731
+    return Work(lambda: take_columns(x, order), theirs, theirs, num_bytes=2 * x.nbytes)
 
 
 def silu_mul(model: Model, num_tokens: int) -> Work:

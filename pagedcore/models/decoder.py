@@ -96,7 +96,9 @@ class Decoder:
     def forward(self, batch: InputBatch) -> Tensor:
         """Logits in the model's dtype, [N, V], for `batch.logits_indices`."""
         rotation = self._rotary.at(batch.positions, eps=self.architecture.rms_norm_eps, gathers=batch.attention.gathers_angles)
-        hidden = F.embedding(batch.token_ids, self._embedding)
+        hidden = F.embedding(
+            batch.token_ids, self._embedding
+        )  # torch's kernel: what wrote tables and lengths has ended before attention starts
         residual: Tensor | None = None
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):

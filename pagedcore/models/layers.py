@@ -67,7 +67,7 @@ class DecoderLayer:
     def forward(
         self, hidden: Tensor, residual: Tensor | None, rotation: Rotation, attention: Attention, rows: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Hidden state and residual [T, hidden] after this layer, to be added; the given residual is overwritten.
+        """Hidden state and residual [T, hidden] after this layer, to be added; the given residual is lost.
 
         With `rows` [N] the feed-forward part runs, and both results come, for those tokens alone.
         """

@@ -91,16 +91,14 @@ class QuantizedLinear:
         bias = in_order(self._bias(tensors), output_order)
         packed = [matrix for matrix in matrices if isinstance(matrix, QuantizedMatrix)]
         whole = stack_quantized(packed) if len(packed) == len(matrices) else None
-        if whole is not None and output_order is not None:
-            whole = whole.with_outputs(output_order)
         if whole is not None and is_packed_on(whole.codes.device, self._dtype) and stays_packed(whole):
-            self._product = product = PackedProduct(whole, bias)
+            self._product = product = PackedProduct(whole.with_outputs(output_order), bias)
             self.backend = product.backend
             return
         dense = [matrix if isinstance(matrix, Tensor) else matrix.dequantize(self._dtype) for matrix in matrices]
         self._product = DenseProduct(in_order(stack(dense), output_order), bias)
         if whole is not None and int4_pays(whole, self._dtype):
-            self._int4 = Int4Product(whole, bias)
+            self._int4 = Int4Product(whole.with_outputs(output_order), bias)
             self.backend = TORCH_INT4
 
     def apply(self, x: Tensor) -> Tensor:

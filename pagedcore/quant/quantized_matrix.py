@@ -46,8 +46,10 @@ class QuantizedMatrix:
         counts = torch.bincount(self.group_of_input, minlength=self.num_groups)
         return bool((counts == self.group_size).all())
 
-    def with_outputs(self, order: Tensor) -> QuantizedMatrix:
-        """The rows `order` [out] of this matrix."""
+    def with_outputs(self, order: Tensor | None) -> QuantizedMatrix:
+        """The rows `order` [out] of this matrix; None is all as they stand."""
+        if order is None:
+            return self
         codes, scales, zeros = (part.index_select(0, order) for part in (self.codes, self.scales, self.zeros))
         return replace(self, codes=codes, scales=scales, zeros=zeros)
 

@@ -223,9 +223,9 @@ def _decodes_to_warm(config: EngineConfig, model: Decoder, resolved: _Resolved, 
     from pagedcore_kernels.triton_ops.attention_common import card_of
     from pagedcore_kernels.triton_ops.attention_settings import DecodeShape, decodes_to_warm
 
-    kv, itemsize = model.kv_layout, resolved.dtype.itemsize
-    shape = DecodeShape(config.max_num_seqs, model.architecture.num_heads, kv.num_kv_heads, kv.head_dim, itemsize, resolved.max_model_len)
-    return decodes_to_warm(shape, card_of(resolved.device))
+    kv, num_rows = model.kv_layout, min(config.max_num_seqs, resolved.max_num_batched_tokens)
+    sizes = (model.architecture.num_heads, kv.num_kv_heads, kv.head_dim, resolved.dtype.itemsize, resolved.max_model_len)
+    return decodes_to_warm(DecodeShape(num_rows, *sizes), card_of(resolved.device))
 
 
 def _uses_graphs(config: EngineConfig, runner: ModelRunner) -> bool:

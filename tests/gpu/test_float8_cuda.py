@@ -128,7 +128,7 @@ def test_scheduling_does_not_change_tokens(check, backend: str, monkeypatch: pyt
     check("cuda")
 
 
-def test_the_pool_holds_twice_the_blocks(tmp_path: Path) -> None:
+def test_the_pool_takes_what_the_plan_leaves_in_blocks_of_half_the_size(tmp_path: Path) -> None:
     from pagedcore.config import EngineConfig
     from pagedcore.runtime.build import build_runner
 

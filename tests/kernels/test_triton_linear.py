@@ -12,6 +12,7 @@ pytestmark = needs_triton
 pytest.importorskip("triton")
 
 from pagedcore_kernels.triton_ops import linear_settings
+from pagedcore_kernels.triton_ops.attention_common import Card
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, RowConfig, choose_config
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace
@@ -91,6 +92,33 @@ def test_other_cards_and_shapes_get_a_default() -> None:
 @pytest.mark.parametrize(("num_rows", "bucket"), [(1, 0), (2, 1), (16, 1), (17, 2), (32, 2), (33, 3), (64, 3)])
 def test_buckets_of_rows(num_rows: int, bucket: int) -> None:
     assert linear_settings.row_bucket(num_rows) == bucket
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "in_features", "out_features", "taken"),
+    [
+        (64, 1024, 4096, True),
+        (65, 1024, 4096, False),
+        (32, 1024, 151936, True),
+        (33, 1024, 151936, False),
+        (16, 4096, 22016, True),
+        (17, 4096, 22016, False),
+        (0, 1024, 4096, False),
+        (16, 512, 4608, True),
+        (17, 512, 4608, False),
+        (1, 512, 4609, False),
+    ],
+)
+def test_products_are_taken_up_to_the_rows_that_were_measured(
+    num_rows: int, in_features: int, out_features: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.empty(num_rows, in_features, dtype=torch.bfloat16)
+    weight = torch.empty(out_features, in_features, dtype=torch.bfloat16, device="meta")
+    monkeypatch.setattr(linear_settings, "card_of", lambda device: Card(90, 132))
+    assert linear_settings.takes_skinny(x, weight) is taken
+    assert not linear_settings.takes_skinny(x.float(), weight.float()), "32 bit is the library's"
+    monkeypatch.setattr(linear_settings, "card_of", lambda device: Card(80, 108))
+    assert not linear_settings.takes_skinny(x, weight), "nobody measured that there"
 
 
 def test_a_product_is_split_no_further_than_the_workspace_holds() -> None:

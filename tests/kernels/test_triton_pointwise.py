@@ -29,7 +29,9 @@ def test_every_kernel_compiles_without_spills(capability: int) -> None:
         *compile_op(lambda: add_rms_norm(x, x.clone(), weight, eps=1e-6), capability),
         *compile_op(lambda: rms_norm(wide, wide[0], eps=1e-6), capability),
         *compile_op(lambda: add_rms_norm_in_order(x, x.clone(), weight, order, eps=1e-6), capability),
-        *compile_op(lambda: add_rms_norm_in_order(wide, None, wide[0], torch.arange(16384).int(), eps=1e-6), capability),
+        *compile_in_order(64, 4096, torch.float32, capability),
+        *compile_in_order(64, 8192, BF16, capability),
+        *compile_in_order(20, 5120, torch.float32, capability),
         *compile_op(lambda: silu_mul(x), capability),
         *compile_op(lambda: rotate(num_tokens=1, head_dim=128), capability),
         *compile_op(lambda: rotate(num_tokens=64, head_dim=80), capability),
@@ -37,6 +39,16 @@ def test_every_kernel_compiles_without_spills(capability: int) -> None:
     ]
     assert len({kernel.name for kernel in compiled}) == 6
     assert_light(compiled)
+
+
+def compile_in_order(num_rows: int, dim: int, dtype: torch.dtype, capability: int) -> list[Compiled]:
+    x, order = torch.empty(num_rows, dim, dtype=dtype), torch.arange(dim).int()
+    return compile_op(lambda: add_rms_norm_in_order(x, x.clone(), x[0], order, eps=1e-6), capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_longer_rows_are_put_in_order_by_a_launch_of_their_own(capability: int) -> None:
+    assert {kernel.name for kernel in compile_in_order(2, 16384, BF16, capability)} == {"_norm_kernel", "_take_columns_kernel"}
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

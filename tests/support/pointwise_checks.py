@@ -54,8 +54,8 @@ def check_norms(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu")
 
 
 def check_norms_in_order(num_rows: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Rows at any stride; the result is bit for bit what the order takes from the sum's norm, up to the last bit of its quotient."""
-    x, residual = (draw(num_rows, dim + 8, dtype=dtype, device=device, seed=seed)[:, :dim] * 3 for seed in (0, 1))
+    """Rows at any stride, x and residual each at its own; the sum is exact, its norm up to the last bit of the quotient."""
+    x, residual = ((draw(num_rows, dim + 8 * more, dtype=dtype, device=device, seed=more) * 3)[:, :dim] for more in (1, 2))
     weight = draw(dim, dtype=dtype, device=device, seed=2)
     order = torch.randperm(dim, generator=torch.Generator().manual_seed(3)).to(device, torch.int32)
     before = x.clone()

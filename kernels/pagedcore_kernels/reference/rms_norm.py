@@ -25,7 +25,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> 
 def add_rms_norm_in_order(x: Tensor, residual: Tensor | None, weight: Tensor, order: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """`rms_norm` of x + residual [T, D], its columns in `order` [D] int32, and the sum itself, in order, which may be one of the two.
 
-    Without `residual` the sum is x. Changes `residual`, or leaves it as it was: it is not to be used afterwards.
+    Without `residual` the sum is x. An implementation may change `residual`: it is not to be used afterwards.
     """
-    summed = x if residual is None else residual.add_(x)
+    summed = x if residual is None else residual + x
     return rms_norm(summed, weight, eps=eps).index_select(1, order), summed

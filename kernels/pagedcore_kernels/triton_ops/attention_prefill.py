@@ -50,7 +50,7 @@ def paged_attention_prefill(
     `value_scale`. Raises ValueError for shapes and layouts that do not fit.
 
     Nothing depends on device data but the kernel itself, so a graph may capture it. `query_start_loc`, `block_tables` and
-    `seq_lens` are read before the kernel launched last has ended: that kernel must not be the one that writes them.
+    `seq_lens` are read before the kernels launched last have ended: see `launch.dependent_launch` for what may write them.
     """
     check_inputs(query, key_cache, value_cache, block_tables, seq_lens)
     scores = ScoreScale.of(scale, key_scale, soft_cap)

@@ -12,6 +12,8 @@ from pagedcore_kernels.triton_ops.attention_common import Card
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 128
 MAX_PREFIX_PARTS = 32
+MAX_PROGRAMS = 4
+"""Decode programs of a multiprocessor up to which contexts are split."""
 PROGRAMS_AT_ONCE = 3
 """Decode programs that a multiprocessor holds at least."""
 MIN_TILES_PER_PREFIX_PART = 2
@@ -113,12 +115,14 @@ def decodes_to_warm(shape: DecodeShape, card: Card) -> list[tuple[int, int]]:
     """Numbers of sequences, up to the shape's, and longest contexts, up to its own, with which every decode kernel is compiled.
 
     Calls differ in their tile and in whether a context is split; merging them, in the number of parts and in the slice. Each is met
-    with the shortest context that needs it, so that a sliding window which needs it does not hide it.
+    with the shortest context that needs it, so that a sliding window which needs it does not hide it. Once there are more rows
+    than programs for which a context is split, nothing changes with their number.
     """
     met: dict[tuple[object, ...], tuple[int, int]] = {}
+    num_rows = min(shape.num_sequences, MAX_PROGRAMS * card.num_multiprocessors // shape.num_kv_heads + 1)
     powers = [1 << exponent for exponent in range(5, max(6, shape.max_seq_len.bit_length()))]
     contexts = {min(context, shape.max_seq_len) for power in powers for context in (power, power + 1)} | {shape.max_seq_len}
-    for context, num_sequences in product(sorted(contexts), range(1, shape.num_sequences + 1)):
+    for context, num_sequences in product(sorted(contexts), range(1, num_rows + 1)):
         config = choose_decode_config(replace(shape, num_sequences=num_sequences, max_seq_len=context), card)
         met.setdefault((config.num_splits > 1, replace(config, num_splits=1)), (num_sequences, context))
         if config.num_splits > 1:

@@ -51,7 +51,7 @@ def paged_attention_decode_shared(
     `workspace` is float32 of at least `decode_workspace_size` of the parts of prefix and splits together; one is made where
     none is given. Raises ValueError for shapes and layouts that do not fit.
 
-    `prefix_lens` and `prefix_table`, too, are read before the kernel launched last has ended.
+    `prefix_lens` and `prefix_table`, too, are read before the kernels launched last have ended.
     """
     check_inputs(query, key_cache, value_cache, block_tables, seq_lens)
     _check_prefix(prefix_table, prefix_lens, seq_lens)

@@ -52,9 +52,10 @@ _SM90: dict[tuple[int, int], tuple[LinearConfig, DotConfig, DotConfig, DotConfig
 }
 
 
-# (in, out) -> the most rows up to which a decode step took less time with these products than with cuBLAS's on an H200 (bfloat16). Alone
-# some are slower, but they start while the kernel before them ends.
-_FASTER_UP_TO_SM90 = {
+# (in, out) -> the most rows up to which these products are taken on an H200 (bfloat16). Of the four matrices of a layer of each shape: as
+# many as made a decode step faster, some though slower alone, because they start while the kernel before them ends. Of the two
+# heads: as many as took less time than cuBLAS's in replays of a graph.
+_TAKEN_UP_TO_SM90 = {
     (1024, 4096): 64,
     (2048, 1024): 64,
     (1024, 6144): 64,
@@ -70,12 +71,12 @@ _NARROW = 4608
 """Matrices of at most this many outputs that nobody measured: the narrow ones above all gain up to 16 rows."""
 
 
-def is_faster(x: Tensor, weight: Tensor) -> bool:
-    """Whether `skinny_linear` is the faster product for x [M, K] and weight [N, K]: 16-bit on Hopper, where it was measured."""
+def takes_skinny(x: Tensor, weight: Tensor) -> bool:
+    """Whether a step multiplies x [M, K] and weight [N, K] by `skinny_linear`: 16-bit on Hopper, where that was measured."""
     num_rows, (out_features, in_features) = x.shape[0], weight.shape
     if x.element_size() != 2 or not weight.is_contiguous() or not x.is_contiguous() or card_of(x.device).capability != 90:
         return False
-    limit = _FASTER_UP_TO_SM90.get((in_features, out_features), 16 if out_features <= _NARROW else 0)
+    limit = _TAKEN_UP_TO_SM90.get((in_features, out_features), 16 if out_features <= _NARROW else 0)
     return 0 < num_rows <= limit
 
 

@@ -13,16 +13,18 @@ from pagedcore_kernels.triton_ops.norms import add_rms_norm, choose_norm_launch,
 from pagedcore_kernels.triton_ops.take_columns import take_columns
 
 MAX_ROWS = 128
-"""Above it two kernels are faster: each row is read through the order once, not twice."""
+"""With more, norm and order in a launch each are faster: the order is followed in the normed rows alone, here in x and residual."""
+MAX_DIM = 8192
+"""Longer rows, too, take a launch each: they do not stay in a program's registers."""
 MAX_PARTS = 4
-NUM_PROGRAMS = 64
-"""That share few rows: reading through the order takes one multiprocessor longer than all else."""
+MAX_PROGRAMS = 64
+"""As long as there are fewer, rows are shared by programs: following the order takes one multiprocessor longer than all else."""
 
 
 def add_rms_norm_in_order(x: Tensor, residual: Tensor | None, weight: Tensor, order: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """See `reference.rms_norm.add_rms_norm_in_order`. Matrices with contiguous rows alike; ValueError for others."""
     _check(x, residual, weight, order)
-    if x.shape[0] > MAX_ROWS:
+    if x.shape[0] > MAX_ROWS or x.shape[1] > MAX_DIM:
         return _in_two_launches(x, residual, weight, order, eps)
     num_rows, dim = x.shape
     result = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -45,7 +47,7 @@ def add_rms_norm_in_order(x: Tensor, residual: Tensor | None, weight: Tensor, or
         BLOCK_D=launch.block_d,
         PART_D=launch.block_d // num_parts,
         ADDS=residual is not None,
-        num_warps=4,
+        num_warps=4 if launch.block_d <= 4096 else launch.num_warps,
         **dependent_launch(x),
     )
     return result, summed
@@ -54,14 +56,15 @@ def add_rms_norm_in_order(x: Tensor, residual: Tensor | None, weight: Tensor, or
 def choose_num_parts(num_rows: int, block_d: int) -> int:
     """Programs that share a row; a power of two, none with fewer than 32 elements."""
     num_parts = MAX_PARTS
-    while num_parts > 1 and (num_rows * num_parts > NUM_PROGRAMS or block_d // num_parts < 32):
+    while num_parts > 1 and (num_rows * num_parts > MAX_PROGRAMS or block_d // num_parts < 32):
         num_parts //= 2
     return num_parts
 
 
 def _check(x: Tensor, residual: Tensor | None, weight: Tensor, order: Tensor) -> None:
     if x.dim() != 2 or x.stride(1) != 1 or (residual is not None and (residual.shape != x.shape or residual.stride(1) != 1)):
-        raise ValueError(f"x must be a matrix with contiguous rows, and residual like it; {tuple(x.shape)}, strides {x.stride()}.")
+        given = " and ".join(f"{tuple(one.shape)}, strides {one.stride()}" for one in (x, residual) if one is not None)
+        raise ValueError(f"x must be a matrix with contiguous rows, and residual like it; {given}.")
     if residual is not None and residual.dtype != x.dtype:
         raise ValueError(f"x is {x.dtype} and residual {residual.dtype}; they must be alike.")
     if weight.shape != x.shape[1:] or order.shape != x.shape[1:] or not (weight.is_contiguous() and order.is_contiguous()):

@@ -28,18 +28,18 @@ def row_linear(
 
     Raises ValueError for tensors that the kernel does not read.
     """
-    check_operands(x, weight, bias, in_features=x.shape[-1])
+    check_operands(x, weight, bias)
     result = make_product(x, weight.shape[0], out)
     _launch(config, x, weight, bias, result, workspace or split_k_workspace(x.device), card_of(x.device).has_dependent_launch)
     return result
 
 
-def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None, *, in_features: int, max_rows: int = 1) -> None:
-    """Raises ValueError unless x is [1 to max_rows, ...], the weight [N, in_features] and all are as the kernels read them."""
+def check_operands(x: Tensor, weight: Tensor, bias: Tensor | None, *, max_rows: int = 1) -> None:
+    """Raises ValueError unless x is [1 to max_rows, K], the weight [N, K] and all are as the kernels read them."""
     if x.dim() != 2 or not 1 <= x.shape[0] <= max_rows:
         raise ValueError(f"1 to {max_rows} rows can be multiplied, x has the shape {tuple(x.shape)}")
-    if weight.dim() != 2 or weight.shape[1] != in_features:
-        raise ValueError(f"the weight must have the shape [N, {in_features}], it has {tuple(weight.shape)}")
+    if weight.dim() != 2 or weight.shape[1] != x.shape[1]:
+        raise ValueError(f"the weight must have the shape [N, {x.shape[1]}], it has {tuple(weight.shape)}")
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or weight.dtype != x.dtype:
         raise ValueError(f"x and weight must be of one dtype of float16, bfloat16 and float32: {x.dtype} and {weight.dtype}")
     if x.stride(1) != 1 or weight.stride(1) != 1:

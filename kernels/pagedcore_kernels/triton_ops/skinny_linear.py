@@ -36,7 +36,7 @@ def skinny_linear(
     Raises ValueError for tensors that the kernels do not read.
     """
     num_rows, in_features = x.shape[0], x.shape[-1]
-    check_operands(x, weight, bias, in_features=in_features, max_rows=MAX_ROWS)
+    check_operands(x, weight, bias, max_rows=MAX_ROWS)
     card = card_of(x.device)
     chosen = config or choose_config(num_rows, weight.shape[0], in_features, capability=card.capability, itemsize=x.element_size())
     if isinstance(chosen, RowConfig):
