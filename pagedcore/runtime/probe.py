@@ -22,7 +22,7 @@ UNKNOWN_FREE_BYTES = 4 << 30
 
 _WARM_DECODES = (1, 2, 4, 8, 16, 64, 160, 255)
 """Rows of one token of a warming step: the fewer they are, the more programs share a context, and their parts are merged."""
-_WARM_CONTEXTS = (256, 1024, 32768)
+_WARM_CONTEXTS = (128, 256, 1024, 8192, 32768)
 """Tokens of its longest row."""
 _WARM_PROMPTS = (0, 2, 3, 6, 12, 24, 48, 600)
 """Tokens of the prompt beside them: whatever number of query heads shares a kv head, these fill tiles of each size."""

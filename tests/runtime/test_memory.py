@@ -136,5 +136,9 @@ def test_warming_steps_keep_to_the_limits_of_the_engine_and_leave_no_row(limits:
     }
     kinds = {(True, False), (False, False), (False, True)}
     assert drawing >= {(*kind, is_many) for kind in kinds for is_many in (False, *[True] * (max_num_seqs > 64))}
+    if max_num_seqs >= 256:
+        totals = [step.total_num_tokens for step in steps]
+        for low, high in ((1, 1), (2, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 192), (193, 256), (257, 8192)):
+            assert any(low <= total <= high for total in totals), f"products of {low} to {high} rows are not met"
     if max_num_seqs > 64:
         assert {max(map(sum, zip(step.start_positions, step.num_tokens, strict=True))) for step in steps} >= {256, 1024}
