@@ -55,6 +55,10 @@ class LoopWaker:
         return True
 
 
+LOOK_UP_S = 0.5
+"""A waiting thread looks up this often: a Ctrl-C that comes just before Python falls asleep in a lock is not seen before it wakes up."""
+
+
 class QueueWaker:
     """Wakes one blocking thread that consumes any number of streams."""
 
@@ -71,7 +75,11 @@ class QueueWaker:
 
     def wait(self) -> list[RequestStream]:
         """Streams with new updates; blocks until there are some."""
-        return self._ready.get()
+        while True:
+            try:
+                return self._ready.get(timeout=LOOK_UP_S)
+            except queue.Empty:
+                continue
 
 
 def _notify_all(streams: list[RequestStream]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
@@ -17,6 +17,8 @@ from pagedcore import AsyncEngine
 
 MAX_BATCH_THREADS = 512
 """Most requests that one sync batch keeps in the engine at once."""
+LOOK_UP_S = 0.5
+"""A Ctrl-C that comes just before Python falls asleep in a lock is not seen before it wakes up."""
 
 R = TypeVar("R")
 Config = RunnableConfig | Sequence[RunnableConfig] | None
@@ -96,7 +98,7 @@ def run_at_once(work: Callable[..., R], *arguments: Sequence[Any], max_threads: 
         return [work(*each) for each in zip(*arguments, strict=True)]
     with Batch(min(len(arguments[0]), max_threads)) as batch:
         futures = [batch.submit(work, *each) for each in zip(*arguments, strict=True)]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        done = _wait(futures, FIRST_EXCEPTION)
         for future in filter(done.__contains__, futures):
             future.result()
         return [future.result() for future in futures]
@@ -118,9 +120,16 @@ def batch_as_completed(
     with Batch(min(len(inputs), max_threads)) as batch:
         indices = {batch.submit(invoke, one, config): index for index, (one, config) in enumerate(zip(inputs, configs, strict=True))}
         while indices:
-            done, _ = wait(indices, return_when=FIRST_COMPLETED)
-            for future in done:
+            for future in _wait(indices, FIRST_COMPLETED):
                 yield indices.pop(future), future.result()
+
+
+def _wait(futures: Collection[Future[R]], return_when: str) -> set[Future[R]]:
+    """The first of `concurrent.futures.wait`, which sleeps in a lock: it looks up now and then, see `LOOK_UP_S`."""
+    while True:
+        done, running = wait(futures, timeout=LOOK_UP_S, return_when=return_when)
+        if not running or (done and return_when == FIRST_COMPLETED) or any(future.cancelled() or future.exception() for future in done):
+            return done
 
 
 def _plan(

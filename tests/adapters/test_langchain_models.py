@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import copy
 import pickle  # noqa: TID251 - programs of others pickle models
@@ -382,17 +383,23 @@ SYNC_BATCHES: dict[str, Callable[[Any], object]] = {
 }
 
 
+def press_ctrl_c() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 @MODELS
 @pytest.mark.parametrize("run", SYNC_BATCHES.values(), ids=SYNC_BATCHES)
+@pytest.mark.parametrize("press", [press_ctrl_c, _thread.interrupt_main], ids=["asleep", "falling asleep"])
 def test_ctrl_c_ends_a_sync_batch_at_once_and_its_requests_with_it(
-    fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM], run: Callable[[Any], object]
+    fake: Fake, kind: type[ChatPagedCore] | type[PagedCoreLLM], run: Callable[[Any], object], press: Callable[[], None]
 ) -> None:
+    """One that comes as the main thread falls asleep wakes nobody up; `interrupt_main` is that one."""
     engine, loop = fake
 
     def interrupt() -> None:
         assert loop.wait_until(lambda: loop.num_running >= 3)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        press()
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):

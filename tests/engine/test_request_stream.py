@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import copy
 import pickle  # noqa: TID251 - callers may pickle what they got
@@ -217,6 +218,15 @@ def test_a_consumer_is_woken_once_then_again_after_many_updates_and_for_the_last
     woken = [stream.put(RequestUpdate("r", [5])) for _ in range(2 * WAKE_AGAIN_UPDATES)]
     assert [index for index, is_woken in enumerate(woken) if is_woken] == [0, WAKE_AGAIN_UPDATES - 1, 2 * WAKE_AGAIN_UPDATES - 1]
     assert stream.put(RequestUpdate("r", [], finish_reason="stop", status="completed"))
+
+
+def test_a_thread_that_waits_sees_a_ctrl_c_that_came_as_it_fell_asleep() -> None:
+    """Such a one wakes nobody up: `interrupt_main` leaves a mark and no more, as a signal does that comes between a look and the sleep."""
+    waker = QueueWaker()
+    press = threading.Timer(0.2, _thread.interrupt_main)
+    press.start()
+    with pytest.raises(KeyboardInterrupt):
+        waker.wait()
 
 
 @pytest.mark.parametrize("num_updates", [1, 3000])

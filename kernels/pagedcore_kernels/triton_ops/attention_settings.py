@@ -95,7 +95,7 @@ def _measured_tile(shape: DecodeShape, num_multiprocessors: int) -> tuple[Decode
     if shape.element_bytes > 2:
         return DecodeConfig(32, 4, 3, 1), 3  # larger tiles of float32 do not stay in the registers
     if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
-        return DecodeConfig(64, 4, 3, 1), 4
+        return DecodeConfig(64, 4, 3, 1), MAX_PROGRAMS
     if rows <= 1:
         return DecodeConfig(64, 4, 5, 1), 1 if shape.max_seq_len <= 512 else 2
     if rows <= 2 and shape.max_seq_len <= 8192:
