@@ -14,11 +14,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from pagedcore import AsyncEngine
+from pagedcore.request_stream import LOOK_UP_S
 
 MAX_BATCH_THREADS = 512
 """Most requests that one sync batch keeps in the engine at once."""
-LOOK_UP_S = 0.5
-"""A Ctrl-C that comes just before Python falls asleep in a lock is not seen before it wakes up."""
 
 R = TypeVar("R")
 Config = RunnableConfig | Sequence[RunnableConfig] | None
