@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import Tensor
 
 
@@ -57,6 +59,10 @@ class Model(Protocol):
 
     def forward(self, batch: InputBatch) -> Tensor:
         """Logits in the model's dtype, [N, V], for `batch.logits_indices`."""
+        ...
+
+    def shortened(self) -> AbstractContextManager[None]:
+        """While it is open, `forward` leaves out layers that only repeat what others do: the same kernels in less time, other logits."""
         ...
 
 

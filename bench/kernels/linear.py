@@ -1,4 +1,4 @@
-"""`python -m bench.kernels.linear [--json FILE] [--sweep] [--rows N ...] [--budget SECONDS]`: skinny products on one GPU.
+"""Skinny products on one GPU: `python -m bench.kernels.linear [--json FILE] [--sweep] [--rows N ...] [--shapes IN-OUT ...]`.
 
 Replays of a CUDA graph over weights that are rotated over more than 260 MB, beside torch's own product in the same process; each
 product may start while the one before it ends, as in an engine's step. share = bytes of weights / time / 4.37 TB/s (what a plain read
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pagedcore_kernels.triton_ops.attention_common import card_of
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config
+from pagedcore_kernels.triton_ops.row_linear import MAX_ROWS
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 
 READ_BYTES_PER_S = 4.37e12
@@ -75,8 +76,8 @@ class Problem:
 
     def candidates(self, rows: int) -> Iterator[LinearConfig]:
         num_tiles = self.out_features // 64
-        if rows == 1:
-            yield from self._row_candidates()
+        if rows <= MAX_ROWS:
+            yield from (config for config in self._row_candidates() if rows == 1 or config.holds_whole_rows(self.in_features))
         splits = [s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= 512 and self.in_features >= 512 * s)]
         for block_n, block_k, num_warps, num_stages in ((64, 128, 4, 4), (64, 64, 4, 6), (32, 128, 4, 4), (128, 64, 4, 4)):
             for count in splits:
@@ -86,9 +87,10 @@ class Problem:
 
     def _row_candidates(self) -> Iterator[RowConfig]:
         whole = triton.next_power_of_2(self.in_features)
-        for elements, num_warps in ((4096, 4), (8192, 4), (8192, 8), (2048, 2), (16384, 8)):
-            if elements >= whole:
-                yield RowConfig(elements // whole, whole, num_warps)
+        for num_warps in (1, 2, 4, 8):
+            for elements in (512 * num_warps, 1024 * num_warps, 2048 * num_warps):
+                if elements >= whole:
+                    yield RowConfig(elements // whole, whole, num_warps)
         for block_n, block_k, num_warps in ((4, 2048, 4), (4, 1024, 4), (8, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 512, 2), (2, 1024, 2)):
             if block_k < whole:
                 yield RowConfig(block_n, block_k, num_warps)
@@ -185,16 +187,22 @@ def time_replays(calls: list[Callable[[], object]], read_bytes: int, num_replays
     return statistics.median(times[1:])
 
 
+def _shape(text: str) -> tuple[int, int]:
+    in_features, out_features = map(int, text.split("-"))
+    return in_features, out_features
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line for each result to this file")
     parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS), help="how many rows x has")
+    parser.add_argument("--shapes", nargs="*", type=_shape, default=[*SMALL_SHAPES, *LARGE_SHAPES], help="such as 1024-4096")
     parser.add_argument("--budget", type=float, default=220.0, help="seconds after which no further shape is begun")
     args = parser.parse_args()
     torch.manual_seed(0)
     report = Report(args.budget, args.sweep)
-    for in_features, out_features in (*SMALL_SHAPES, *LARGE_SHAPES):
+    for in_features, out_features in args.shapes:
         if report.elapsed_s > report.budget_s:
             print(f"out of time before {in_features}->{out_features}")
             continue

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pagedcore.errors import CheckpointError
 from pagedcore.models.decoder import Decoder
+from pagedcore.models.device_upload import DeviceUpload
 from pagedcore.models.safetensors_index import INDEX_FILE, read_weight_map
 from pagedcore.quant import TensorSpec
 
@@ -50,6 +51,7 @@ class SafetensorsSource:
         self._model_dir = model_dir
         self._dtype = dtype
         self._device = device
+        self._upload = DeviceUpload(device) if device.type == "cuda" else None
         self._progress = progress
         self._files = ExitStack()
         self._paths = _tensor_paths(model_dir)
@@ -107,7 +109,8 @@ class SafetensorsSource:
             raise CheckpointError(f"{name} in {path} is of {tensor.dtype}; {_dtype_names(covered)} are covered.")
         _check_values(f"{name} in {path}", tensor, spec)
         self._report(tensor.nbytes)
-        return tensor.to(device=self._device, dtype=spec.dtype or self._dtype, copy=True)
+        dtype = spec.dtype or self._dtype
+        return tensor.to(self._device, dtype, copy=True) if self._upload is None else self._upload(tensor).to(dtype)
 
     def _tensor(self, name: str) -> Tensor:
         tensor: Tensor = self._open(self._paths[name]).get_tensor(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -107,6 +109,17 @@ class Decoder:
         assert residual is not None, "a decoder has at least one layer"
         normed, _ = norm_for(self._head, hidden, residual, self._final_norm, self.architecture.rms_norm_eps)
         return self._head.apply(normed)
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """While it is open, `forward` runs one layer of each kind, and the last, in which alone tokens without logits leave."""
+        layers = self._layers
+        first = {layer.kind: layer for layer in reversed(layers[:-1])}
+        self._layers = [*first.values(), layers[-1]]
+        try:
+            yield
+        finally:
+            self._layers = layers
 
     def _declare_embedding(self) -> dict[str, TensorSpec]:
         hidden_size = self.architecture.hidden_size

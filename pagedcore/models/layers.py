@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -43,6 +43,12 @@ class DecoderLayer:
         """Bytes of the layer's weights on the device."""
         norms = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm)
         return sum(norm.nbytes for norm in norms if norm is not None) + sum(linear.num_bytes for linear in self.linears)
+
+    @property
+    def kind(self) -> Hashable:
+        """Layers of one kind run the same kernels. Known after `repack`."""
+        formats = [(linear.backend, linear.num_bytes, linear.input_order is not None) for linear in self.linears]
+        return (self._sliding_window, *formats)
 
     def declare(self) -> dict[str, TensorSpec]:
         """Each tensor of this layer in the checkpoint, by name."""

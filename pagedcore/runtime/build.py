@@ -136,9 +136,7 @@ def resolve_kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def resolve_max_num_batched_tokens(config: EngineConfig, device: torch.device) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    return max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs)
+    return config.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs)
 
 
 def _set_cpu_threads() -> None:
@@ -209,8 +207,9 @@ def _measure(config: EngineConfig, model: Decoder, resolved: _Resolved, before: 
         "vocab_size": model.vocab_size,
     }
     activations_bytes = measure_activations(runner, profiling_plan(**limits), model.num_weight_bytes, before, resolved.device)
-    for plan in warming_plans(**limits, decodes=_decodes_to_warm(config, model, resolved, runner)):
-        runner.submit(plan).result()
+    with model.shortened():
+        for plan in warming_plans(**limits, decodes=_decodes_to_warm(config, model, resolved, runner)):
+            runner.submit(plan).result()
     graphs_bytes = measure_graphs(runner, resolved.max_prefill_graph_tokens, resolved.device) if _uses_graphs(config, runner) else 0
     runner.close()
     return activations_bytes, graphs_bytes
@@ -284,9 +283,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _served_names(config: EngineConfig, model_name: str) -> tuple[str, ...]:
-    names = config.served_model_name
-    if names is None:
-        return (model_name,)
+    names = model_name if config.served_model_name is None else config.served_model_name
     return (names,) if isinstance(names, str) else names
 
 

@@ -115,7 +115,7 @@ class DecodeGraphs:
 
     def capture(self) -> None:
         """Record every size, largest first: smaller ones find their memory in its pool. Row buffers and cache stay as they are."""
-        recorder = GraphRecorder(self._buffers.device)
+        recorder = GraphRecorder(self._buffers.device, self._model.shortened)
         for size, context in self._shapes():
             self._graphs[size, context] = recorder.record(partial(self._step, size, context, None))
         for size in reversed(self._shared_sizes):

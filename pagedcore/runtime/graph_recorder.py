@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -45,24 +46,27 @@ def recording_stream(device: torch.device) -> torch.cuda.Stream:
 class GraphRecorder:
     """Owns the memory pool of graphs that are replayed one after another: those recorded later find memory of earlier ones in it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, shortened: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._device = device
+        self._shortened = shortened
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = recording_stream(device)
         self._has_recorded = False
 
     def record(self, step: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """The work of `step` as a graph, and the tensors that a replay leaves. `step` runs before, once or twice.
+        """The work of `step` as a graph, and the tensors that a replay leaves. `step` runs before, once or twice, with `shortened` open.
 
         Other engines wait for the recording, not for the first run, which compiles kernels. The garbage is not collected, as
         `torch.cuda.graph` would do each time: that takes longer than recording.
         """
-        step()
+        with self._shortened():
+            step()
         with _recording_lock, device_lock(self._device):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 if not self._has_recorded:
-                    step()  # lets libraries allocate what they keep for the stream
+                    with self._shortened():
+                        step()  # lets libraries allocate what they keep for the stream
                 self._stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

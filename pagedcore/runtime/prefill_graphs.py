@@ -73,7 +73,7 @@ class PrefillGraphs:
 
     def capture(self) -> None:
         """Record every shape, largest first. The cache stays as it is."""
-        recorder = GraphRecorder(self._token_ids.device)
+        recorder = GraphRecorder(self._token_ids.device, self._model.shortened)
         for shape in reversed(self._shapes):
             self._graphs[shape] = recorder.record(partial(self._forward, shape))
 

@@ -119,8 +119,7 @@ def warming_plans(
         rows = range(len(counts))
         if sum(counts) > max_num_batched_tokens:
             continue
-        starts = [0] * len(rows)
-        starts[0] = max(0, min(context, max_model_len) - counts[0])
+        starts = [max(0, min(context, max_model_len) - counts[0]), *[0] * (len(rows) - 1)]
         admitted = [_profiling_row(row, vocab_size, params) for row in rows]
         yield StepPlan(
             step_id=0,

@@ -42,7 +42,7 @@ def check_skinny(num_rows: int, out_features: int, in_features: int, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("num_rows", [1, 17, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 17, 64])
 @pytest.mark.parametrize(("out_features", "in_features"), [(100, 301), (1000, 2056)])
 def test_any_shape_with_the_configuration_that_is_chosen(num_rows: int, out_features: int, in_features: int, dtype: torch.dtype) -> None:
     check_skinny(num_rows, out_features, in_features, dtype)
@@ -54,6 +54,12 @@ def test_configurations_for_one_row(out_features: int, in_features: int, config:
     check_skinny(1, out_features, in_features, torch.bfloat16, config)
 
 
+@pytest.mark.parametrize("config", [RowConfig(1, 4096), RowConfig(2, 4096, 8)])
+@pytest.mark.parametrize(("out_features", "in_features"), [(256, 4096), (101, 1000)])
+def test_two_rows_that_a_tile_holds_whole(out_features: int, in_features: int, config: RowConfig) -> None:
+    check_skinny(2, out_features, in_features, torch.bfloat16, config)
+
+
 @pytest.mark.parametrize("config", DOT_CONFIGS)
 @pytest.mark.parametrize("num_rows", [1, 40])
 @pytest.mark.parametrize(("out_features", "in_features"), [(256, 4096), (101, 1000)])
@@ -63,7 +69,7 @@ def test_configurations_for_several_rows(num_rows: int, out_features: int, in_fe
 
 @pytest.mark.parametrize("shape", [shape for shape in linear_settings._SM90 if shape[1] < 100_000])
 def test_shapes_of_the_table(shape: tuple[int, int]) -> None:
-    for num_rows in (1, 8, 32, 64):
+    for num_rows in (1, 2, 8, 32, 64):
         check_skinny(num_rows, shape[1], shape[0], torch.bfloat16)
 
 
@@ -92,13 +98,14 @@ def capture(call) -> torch.cuda.CUDAGraph:
     return graph
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 64])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 64])
 def test_a_chain_in_a_graph_equals_the_products_one_by_one(num_rows: int) -> None:
     """Each product may start while the one before it ends; it reads that one's result, and shares its workspace."""
     size, length = 1024, 12
     x = torch.randn(num_rows, size, device="cuda").bfloat16()
     weights = [(torch.randn(size, size, device="cuda") / size**0.5).bfloat16() for _ in range(length)]
-    configs = [RowConfig(2, 256, splits=2) if num_rows == 1 else DotConfig(64, 64, splits=4), DotConfig(32, 64)]
+    first = {1: RowConfig(2, 256, splits=2), 2: RowConfig(2, 1024)}.get(num_rows, DotConfig(64, 64, splits=4))
+    configs = [first, DotConfig(32, 64)]
     results = [torch.empty_like(x) for _ in range(length)]
 
     def chain() -> None:

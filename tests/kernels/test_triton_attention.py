@@ -240,6 +240,9 @@ def test_a_prefix_is_parted_until_the_card_is_busy(num_sequences: int, max_prefi
         (20, 16, 4096, (64, 8, 5, 2)),
         (20, 16, 32768, (128, 4, 3, 2)),
         (64, 16, 300, (64, 2, 3, 1)),
+        (80, 16, 40960, (64, 2, 5, 1)),
+        (80, 8, 40960, (64, 2, 5, 1)),
+        (80, 136, 40960, (64, 4, 3, 1)),
         (64, 136, 300, (64, 4, 3, 1)),
     ],
 )
@@ -273,6 +276,12 @@ def decode_kernels(whole: DecodeShape, num_sequences: int, context: int, card: C
     attends = (config.block_n, config.num_warps, config.num_stages, config.prefetch, is_split)
     parts = 1 << (config.num_splits - 1).bit_length()
     return {attends, ("merge", parts, num_sequences < 64)} if is_split else {attends}
+
+
+@pytest.mark.parametrize(("card", "head_dim", "num_stages"), [(Card(80, 108), 128, 3), (Card(80, 108), 64, 5), (Card(86, 84), 128, 3)])
+def test_many_rows_have_two_tiles_in_flight_where_three_programs_have_room_for_them(card: Card, head_dim: int, num_stages: int) -> None:
+    config = choose_decode_config(DecodeShape(400, 16, 8, head_dim, 2, 40960), card)
+    assert (config.block_n, config.num_warps, config.num_stages) == (64, 2, num_stages)
 
 
 def test_stages_go_before_the_tile_shrinks() -> None:

@@ -21,7 +21,7 @@ from support.triton_compile import CAPABILITIES, Compiled, compile_op
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 MAX_STACK_BYTES = 32
 """A few registers of a thread may be spilled where their number is limited so that more programs fit."""
-ROWS_OF_BUCKET = (1, 16, 32, 64)
+ROWS_OF_BUCKET = (1, 2, 16, 32, 64)
 # Each configuration of the table once, with a shape that has it.
 TABLE = {(row[linear_settings.row_bucket(rows)], rows): shape for shape, row in linear_settings._SM90.items() for rows in ROWS_OF_BUCKET}
 
@@ -69,7 +69,8 @@ def test_other_types_and_odd_sizes_compile(num_rows: int, dtype: torch.dtype, in
 @pytest.mark.parametrize("config", [RowConfig(2, 2048), RowConfig(4, 256, splits=3)])
 @pytest.mark.parametrize("capability", [86, 90])
 def test_one_row_in_one_tile_or_split_compiles(capability: int, config: RowConfig) -> None:
-    assert_fits(compile_skinny(1, 1024, 2048, torch.bfloat16, capability, config), capability)
+    for num_rows in (1, 2) if config.holds_whole_rows(2048) else (1,):
+        assert_fits(compile_skinny(num_rows, 1024, 2048, torch.bfloat16, capability, config), capability)
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------
@@ -77,19 +78,21 @@ def test_one_row_in_one_tile_or_split_compiles(capability: int, config: RowConfi
 
 def test_the_configuration_is_the_measured_one_where_there_is_one() -> None:
     assert choose_config(1, 151936, 1024, capability=90) == RowConfig(8, 512)
+    assert choose_config(1, 4096, 1024, capability=90) == RowConfig(8, 1024)
+    assert choose_config(2, 4096, 1024, capability=90) == RowConfig(4, 1024)
     assert choose_config(8, 4096, 4096, capability=90) == DotConfig(64, 128, splits=2)
     assert choose_config(32, 1024, 3072, capability=90) == DotConfig(32, 128, splits=4)
 
 
 def test_other_cards_and_shapes_get_a_default() -> None:
     assert choose_config(1, 4096, 1024, capability=86) == RowConfig(4, 1024)
-    assert choose_config(1, 4096, 11008, capability=90) == RowConfig(8, 1024)
+    assert choose_config(1, 4096, 11008, capability=90) == RowConfig(4, 1024)
     assert choose_config(1, 4096, 14336, capability=90) == RowConfig(4, 1024)
     assert choose_config(8, 1024, 4096, capability=80) == DotConfig(64, 128, 4, 3, splits=8)
     assert choose_config(8, 1024, 4096, capability=89) == DotConfig(64, 64, 4, 3, splits=8)
 
 
-@pytest.mark.parametrize(("num_rows", "bucket"), [(1, 0), (2, 1), (16, 1), (17, 2), (32, 2), (33, 3), (64, 3)])
+@pytest.mark.parametrize(("num_rows", "bucket"), [(1, 0), (2, 1), (3, 2), (16, 2), (17, 3), (32, 3), (33, 4), (64, 4)])
 def test_buckets_of_rows(num_rows: int, bucket: int) -> None:
     assert linear_settings.row_bucket(num_rows) == bucket
 
@@ -145,9 +148,13 @@ def test_operands_that_the_kernels_do_not_read_are_refused(x: torch.Tensor, weig
         skinny_linear(x, weight)
 
 
-def test_the_configuration_of_one_row_is_refused_for_more() -> None:
-    with pytest.raises(ValueError, match="1 to 1 rows"):
-        skinny_linear(torch.zeros(2, 8), torch.zeros(4, 8), config=RowConfig(4, 16))
+@pytest.mark.parametrize(
+    ("num_rows", "config", "match"),
+    [(3, RowConfig(4, 8), "1 to 2"), (2, RowConfig(4, 4), "1 to 1"), (2, RowConfig(4, 8, splits=2), "1 to 1")],
+)
+def test_a_configuration_for_one_or_two_rows_is_refused_for_more(num_rows: int, config: RowConfig, match: str) -> None:
+    with pytest.raises(ValueError, match=f"{match} rows"):
+        skinny_linear(torch.zeros(num_rows, 8), torch.zeros(4, 8), config=config)
 
 
 def test_a_result_of_another_shape_is_refused() -> None:

@@ -91,6 +91,22 @@ def test_the_side_stream_is_tried_once_a_recorder(cuda: FakeCuda) -> None:
     assert cuda.calls[len(first) :] == [call for index, call in enumerate(first) if index != 2]
 
 
+def test_the_model_is_short_before_and_whole_while_a_graph_is_recorded(cuda: FakeCuda) -> None:
+    is_short, runs = [False], []
+
+    @contextmanager
+    def shortened() -> Iterator[None]:
+        is_short[0] = True
+        yield
+        is_short[0] = False
+
+    recorder = GraphRecorder(DEVICE, shortened)
+    for _ in range(2):
+        recorder.record(lambda: runs.append((cuda.stream_name, is_short[0])))
+    before, first, recorded = ("current", True), ("side", True), ("side", False)
+    assert runs == [before, first, recorded, before, recorded]
+
+
 def test_a_step_that_fails_leaves_the_device_to_others(cuda: FakeCuda) -> None:
     def fail_on_the_side() -> None:
         if cuda.stream_name == "side":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -55,6 +57,9 @@ class TinyModel:
             x = torch.nn.functional.rms_norm(x, x.shape[-1:])
         wanted = slice(None) if batch.logits_indices is None else batch.logits_indices
         return x[wanted] @ self.head.T + self._poison[batch.token_ids[wanted]]
+
+    def shortened(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _attend(self, layer: int, x: Tensor, qkv: Tensor, batch: InputBatch) -> Tensor:
         heads = (x @ qkv.T).view(x.shape[0], -1, self.layout.head_dim)

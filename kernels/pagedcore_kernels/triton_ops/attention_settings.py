@@ -51,12 +51,16 @@ class DecodeShape:
     def num_rows(self) -> int:
         return self.num_sequences * self.num_kv_heads
 
+    @property
+    def row_bytes(self) -> int:
+        """Shared memory of a key and its value."""
+        return 2 * triton.next_power_of_2(self.head_dim) * self.element_bytes
+
 
 def choose_decode_config(shape: DecodeShape, card: Card) -> DecodeConfig:
     """On cards with less shared memory, tiles in flight and then tiles shrink to what fits. Every split has work at the longest context."""
-    config, programs_per_multiprocessor = _measured_tile(shape, card.num_multiprocessors)
-    row_bytes = 2 * triton.next_power_of_2(shape.head_dim) * shape.element_bytes
-    config = shrink_to_shared(config, row_bytes, card.shared_bytes)
+    config, programs_per_multiprocessor = _measured_tile(shape, card)
+    config = shrink_to_shared(config, shape.row_bytes, card.shared_bytes)
     num_programs = programs_per_multiprocessor * card.num_multiprocessors
     most_splits = min(MAX_SPLITS, triton.cdiv(shape.max_seq_len, config.block_n))
     num_splits = max(1, min(num_programs // shape.num_rows, most_splits))
@@ -85,15 +89,18 @@ def tiles_in_flight(num_stages: int) -> int:
     return max(1, (num_stages - 1) // 2)
 
 
-def _measured_tile(shape: DecodeShape, num_multiprocessors: int) -> tuple[DecodeConfig, int]:
+def _measured_tile(shape: DecodeShape, card: Card) -> tuple[DecodeConfig, int]:
     """A tile for rows of 128 elements of 16 bits, and for how many programs a multiprocessor contexts are split; the splits come later.
 
-    With two tiles in flight (five stages) a program reads on while it multiplies. Where there are programs enough, those that have one
-    small tile do that for one another.
+    With two tiles in flight (five stages) a program reads on while it multiplies; with one, programs that run at once do that for one
+    another. Many rows gain by both, where the shared memory has room for three such programs.
     """
-    rows = shape.num_rows / num_multiprocessors
+    rows = shape.num_rows / card.num_multiprocessors
     if shape.element_bytes > 2:
         return DecodeConfig(32, 4, 3, 1), 3  # larger tiles of float32 do not stay in the registers
+    has_small_sums = shape.head_dim <= 128 and shape.num_heads <= MIN_DOT_ROWS * shape.num_kv_heads
+    if rows > 4 and has_small_sums and PROGRAMS_AT_ONCE * tiles_in_flight(5) * 64 * shape.row_bytes <= card.shared_bytes:
+        return DecodeConfig(64, 2, 5, 1), 3
     if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
         return DecodeConfig(64, 4, 3, 1), MAX_PROGRAMS
     if rows <= 1:
@@ -102,7 +109,6 @@ def _measured_tile(shape: DecodeShape, num_multiprocessors: int) -> tuple[Decode
         return DecodeConfig(64, 8, 5, 1), 3
     if rows <= 2:
         return DecodeConfig(128, 4, 3, 1), 3
-    has_small_sums = shape.head_dim <= 128 and shape.num_heads <= MIN_DOT_ROWS * shape.num_kv_heads
     return DecodeConfig(64, 2 if has_small_sums else 4, 3, 1), 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import triton
@@ -14,12 +15,16 @@ _PROGRAMS_WANTED = 128
 
 @dataclass(frozen=True, slots=True)
 class RowConfig:
-    """How one row is multiplied: a program sums `block_n` outputs over tiles of `block_k` inputs, the first tile requested early."""
+    """How one or two rows are multiplied: a program sums `block_n` outputs over tiles of `block_k` inputs, the first requested early."""
 
     block_n: int
     block_k: int
     num_warps: int = 4
     splits: int = 1
+
+    def holds_whole_rows(self, in_features: int) -> bool:
+        """Whether a tile has all inputs of its outputs: only then it multiplies two rows."""
+        return self.splits == 1 and self.block_k >= in_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +41,20 @@ class DotConfig:
 
 
 LinearConfig = RowConfig | DotConfig
+_ROW, _DOT = RowConfig, DotConfig
 
-# (in, out) -> the configurations that were fastest on an H200 for 1, up to 16, up to 32 and up to 64 rows.
-_SM90: dict[tuple[int, int], tuple[LinearConfig, DotConfig, DotConfig, DotConfig]] = {
-    (1024, 4096): (RowConfig(4, 1024), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
-    (2048, 1024): (RowConfig(2, 2048), DotConfig(64, 128, splits=8), DotConfig(32, 128, splits=4), DotConfig(32, 128, splits=4)),
-    (1024, 6144): (RowConfig(4, 1024), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
-    (3072, 1024): (RowConfig(2, 4096, 8), DotConfig(64, 128, splits=8), DotConfig(32, 128, splits=4), DotConfig(32, 128, splits=4)),
-    (1024, 151936): (RowConfig(8, 512), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
-    (4096, 12288): (DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
-    (4096, 4096): (RowConfig(4, 2048), DotConfig(64, 128, splits=2), DotConfig(64, 128, splits=2), DotConfig(64, 128, splits=2)),
-    (4096, 22016): (RowConfig(4, 2048), DotConfig(64, 64, 4, 6), DotConfig(64, 64, 4, 6), DotConfig(64, 64, 4, 6)),
-    (11008, 4096): (RowConfig(8, 1024), DotConfig(64, 128, splits=4), DotConfig(64, 128, splits=2), DotConfig(64, 128, splits=2)),
-    (4096, 32000): (RowConfig(4, 2048), DotConfig(64, 128), DotConfig(64, 128), DotConfig(64, 128)),
+# (in, out) -> the configurations that were fastest on an H200 for 1, 2, up to 16, up to 32 and up to 64 rows.
+_SM90: dict[tuple[int, int], tuple[LinearConfig, LinearConfig, DotConfig, DotConfig, DotConfig]] = {
+    (1024, 4096): (_ROW(8, 1024), _ROW(4, 1024), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
+    (2048, 1024): (_ROW(1, 2048), _ROW(2, 2048), _DOT(64, 128, splits=8), _DOT(32, 128, splits=4), _DOT(32, 128, splits=4)),
+    (1024, 6144): (_ROW(8, 1024), _ROW(4, 1024), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
+    (3072, 1024): (_ROW(1, 4096, 8), _ROW(2, 4096), _DOT(64, 128, splits=8), _DOT(32, 128, splits=4), _DOT(32, 128, splits=4)),
+    (1024, 151936): (_ROW(8, 512), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
+    (4096, 12288): (_ROW(1, 4096, 8), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
+    (4096, 4096): (_ROW(1, 4096, 8), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2)),
+    (4096, 22016): (_ROW(1, 4096, 8), _DOT(64, 64, 4, 6), _DOT(64, 64, 4, 6), _DOT(64, 64, 4, 6), _DOT(64, 64, 4, 6)),
+    (11008, 4096): (_ROW(4, 1024), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2)),
+    (4096, 32000): (_ROW(4, 2048), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
 }
 
 
@@ -95,8 +101,8 @@ def choose_config(num_rows: int, out_features: int, in_features: int, *, capabil
 
 
 def row_bucket(num_rows: int) -> int:
-    """Column of a table of configurations: 1, up to 16, up to 32, up to 64 rows."""
-    return 0 if num_rows == 1 else 1 if num_rows <= 16 else 2 if num_rows <= 32 else 3
+    """Column of a table of configurations: 1, 2, up to 16, up to 32, up to 64 rows."""
+    return bisect_left((1, 2, 16, 32), num_rows)
 
 
 def _default_row_config(in_features: int) -> RowConfig:

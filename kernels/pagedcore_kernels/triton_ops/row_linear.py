@@ -1,4 +1,4 @@
-"""Products of one row with a plain matrix, bound by the bandwidth at which the matrix is read; and the checks of its operands."""
+"""Products of one or two rows with a plain matrix, bound by the bandwidth at which the matrix is read; and the checks of its operands."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pagedcore_kernels.triton_ops.linear_settings import RowConfig
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, launch_options, split_k_workspace, store_sum_of_splits
 
 MAX_PRODUCT_VALUES = 2**31 - 1
+MAX_ROWS = 2
 
 
 def row_linear(
@@ -24,11 +25,11 @@ def row_linear(
     workspace: SplitKWorkspace | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`x @ weight.T + bias`, summed in float32: [1, K], [N, K], [N] -> [1, N]; `out` if it is given.
+    """`x @ weight.T + bias`, summed in float32: [M, K], [N, K], [N] -> [M, N]; `out` if it is given.
 
-    Raises ValueError for tensors that the kernel does not read.
+    M is 1, or 2 where `config.holds_whole_rows(K)`. Raises ValueError for tensors that the kernel does not read.
     """
-    check_operands(x, weight, bias)
+    check_operands(x, weight, bias, max_rows=MAX_ROWS if config.holds_whole_rows(weight.shape[-1]) else 1)
     result = make_product(x, weight.shape[0], out)
     _launch(config, x, weight, bias, result, workspace or split_k_workspace(x.device), card_of(x.device).has_dependent_launch)
     return result
@@ -67,7 +68,8 @@ def check_product_size(num_rows: int, out_features: int) -> None:
 
 def _launch(config: RowConfig, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, workspace: SplitKWorkspace, pdl: bool) -> None:
     out_features, in_features = weight.shape
-    splits = workspace.fitting(config.splits, 1, out_features, config.block_n)
+    num_rows = x.shape[0]
+    splits = workspace.fitting(config.splits, num_rows, out_features, config.block_n)
     _row_kernel[(triton.cdiv(out_features, config.block_n), splits)](
         x,
         weight,
@@ -77,7 +79,9 @@ def _launch(config: RowConfig, x: Tensor, weight: Tensor, bias: Tensor | None, o
         workspace.counters,
         out_features,
         in_features,
+        in_features if num_rows == 1 else x.stride(0),
         weight.stride(0),
+        ROWS=num_rows,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         SPLITS=splits,
@@ -98,7 +102,9 @@ def _row_kernel(
     counters_ptr,
     N,
     K,
+    x_stride_0,
     weight_stride_0,
+    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -106,36 +112,42 @@ def _row_kernel(
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """out[n] = sum over k of weight[n, k] x[k] + bias[n]; reference: reference/linear.py.
+    """out[m, n] = sum over k of weight[n, k] x[m, k] + bias[n]; reference: reference/linear.py.
 
-    The tile after the present one is always in flight, the first since before the wait for the kernel that makes x.
+    The tile after the present one is always in flight, the first since before the wait for the kernel that makes x. Two rows
+    are multiplied one after the other with a tile that holds all inputs of its outputs, each as if it were alone.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_rows = rows < N
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = outputs < N
     first = split * (tl.cdiv(tl.cdiv(K, SPLITS), BLOCK_K) * BLOCK_K)
     last = tl.minimum(first + tl.cdiv(tl.cdiv(K, SPLITS), BLOCK_K) * BLOCK_K, K)
     columns = first + tl.arange(0, BLOCK_K)
-    weight_ptrs = weight_ptr + rows.to(tl.int64)[:, None] * weight_stride_0 + columns[None, :]
-    weights = tl.load(weight_ptrs, mask=in_rows[:, None] & (columns < last)[None, :], other=0.0, eviction_policy="evict_first")
-    bias = tl.load(bias_ptr + rows, mask=in_rows, other=0.0).to(tl.float32) if HAS_BIAS else 0.0
+    weight_ptrs = weight_ptr + outputs.to(tl.int64)[:, None] * weight_stride_0 + columns[None, :]
+    weights = tl.load(weight_ptrs, mask=is_output[:, None] & (columns < last)[None, :], other=0.0, eviction_policy="evict_first")
+    bias = tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :] if HAS_BIAS else 0.0
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    x = tl.load(x_ptr + columns, mask=columns < last, other=0.0).to(tl.float32)
     if LOOPS:
+        x = tl.load(x_ptr + columns, mask=columns < last, other=0.0).to(tl.float32)
         sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
         for _ in tl.range(first + BLOCK_K, last, BLOCK_K):
             columns += BLOCK_K
             weight_ptrs += BLOCK_K
             in_range = columns < last
-            next_weights = tl.load(weight_ptrs, mask=in_rows[:, None] & in_range[None, :], other=0.0, eviction_policy="evict_first")
+            next_weights = tl.load(weight_ptrs, mask=is_output[:, None] & in_range[None, :], other=0.0, eviction_policy="evict_first")
             next_x = tl.load(x_ptr + columns, mask=in_range, other=0.0).to(tl.float32)
             sums += weights.to(tl.float32) * x[None, :]
             weights = next_weights
             x = next_x
-        part = tl.sum(sums + weights.to(tl.float32) * x[None, :], 1)
+        sums = tl.sum(sums + weights.to(tl.float32) * x[None, :], 1)[None, :]
     else:
-        part = tl.sum(weights.to(tl.float32) * x[None, :], 1)
-    store_sum_of_splits(part, bias, rows, in_rows, out_ptr, partials_ptr, counters_ptr, tile, split, N, SPLITS)
+        sums = tl.zeros([ROWS, BLOCK_N], tl.float32)
+        for row in tl.static_range(ROWS):
+            x = tl.load(x_ptr + row * x_stride_0 + columns, mask=columns < last, other=0.0).to(tl.float32)
+            part = tl.sum(weights.to(tl.float32) * x[None, :], 1)
+            sums = tl.where(tl.arange(0, ROWS)[:, None] == row, part[None, :], sums)
+    offsets, mask = tl.arange(0, ROWS)[:, None] * N + outputs[None, :], is_output[None, :]
+    store_sum_of_splits(sums, bias, offsets, mask, out_ptr, partials_ptr, counters_ptr, tile, split, ROWS * N, SPLITS)

@@ -37,8 +37,9 @@ def fields(output: GraphOutput) -> tuple[torch.Tensor, ...]:
 class Recorder:
     """Stands for GraphRecorder."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, shortened: Callable[[], object]) -> None:
         assert device.type == "cpu"
+        assert shortened
 
     def record(self, step: Callable[[], GraphOutput]) -> tuple[Recomputed, GraphOutput]:
         output = step()

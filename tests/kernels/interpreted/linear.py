@@ -51,6 +51,9 @@ def test_one_row(out_features: int, in_features: int, config: RowConfig, dtype: 
 @pytest.mark.parametrize(
     ("num_rows", "out_features", "in_features", "config"),
     [
+        (2, 7, 64, RowConfig(2, 64)),
+        (2, 9, 100, RowConfig(4, 128)),
+        (2, 5, 33, RowConfig(1, 64)),
         (2, 33, 96, DotConfig(16, 32)),
         (16, 32, 128, DotConfig(32, 32, splits=2)),
         (17, 20, 129, DotConfig(16, 32, splits=3)),
@@ -72,3 +75,9 @@ def test_a_split_product_gives_the_same_bits_again() -> None:
     config = DotConfig(16, 16, splits=8)
     first = skinny_linear(x, weight, config=config, workspace=poisoned_workspace())
     assert torch.equal(first, skinny_linear(x, weight, config=config, workspace=poisoned_workspace()))
+
+
+def test_a_row_gives_the_same_bits_beside_another() -> None:
+    x, weight = random_rows(2, 100, torch.float32), random_rows(9, 100, torch.float32)
+    both = skinny_linear(x, weight, config=RowConfig(2, 128))
+    assert torch.equal(both, torch.cat([skinny_linear(row[None], weight, config=RowConfig(2, 128)) for row in x]))
