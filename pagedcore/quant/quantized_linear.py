@@ -92,7 +92,9 @@ class QuantizedLinear:
         packed = [matrix for matrix in matrices if isinstance(matrix, QuantizedMatrix)]
         whole = stack_quantized(packed) if len(packed) == len(matrices) else None
         if whole is not None and is_packed_on(whole.codes.device, self._dtype) and stays_packed(whole):
-            self._product = product = PackedProduct(whole.with_outputs(output_order), bias)
+            del matrices, packed  # each copy of the codes takes twice what is packed of them
+            whole = whole.with_outputs(output_order)
+            self._product = product = PackedProduct(whole, bias)
             self.backend = product.backend
             return
         dense = [matrix if isinstance(matrix, Tensor) else matrix.dequantize(self._dtype) for matrix in matrices]

@@ -77,17 +77,21 @@ def test_one_row_in_one_tile_or_split_compiles(capability: int, config: RowConfi
 
 
 def test_the_configuration_is_the_measured_one_where_there_is_one() -> None:
-    assert choose_config(1, 151936, 1024, capability=90) == RowConfig(8, 512)
+    assert choose_config(1, 151936, 1024, capability=90) == RowConfig(4, 1024, 2)
     assert choose_config(1, 4096, 1024, capability=90) == RowConfig(8, 1024)
     assert choose_config(2, 4096, 1024, capability=90) == RowConfig(4, 1024)
-    assert choose_config(8, 4096, 4096, capability=90) == DotConfig(64, 128, splits=2)
+    assert choose_config(8, 4096, 4096, capability=90) == DotConfig(64, 128, splits=4)
     assert choose_config(32, 1024, 3072, capability=90) == DotConfig(32, 128, splits=4)
 
 
 def test_other_cards_and_shapes_get_a_default() -> None:
     assert choose_config(1, 4096, 1024, capability=86) == RowConfig(4, 1024)
     assert choose_config(1, 4096, 11008, capability=90) == RowConfig(4, 1024)
-    assert choose_config(1, 4096, 14336, capability=90) == RowConfig(4, 1024)
+    assert choose_config(1, 4096, 14336, capability=90) == RowConfig(2, 2048)
+    assert choose_config(1, 50000, 4000, capability=90) == RowConfig(1, 4096, 8)
+    assert choose_config(1, 50000, 2100, capability=90) == RowConfig(2, 2048)
+    assert choose_config(1, 50000, 1300, capability=90) == RowConfig(4, 1024)
+    assert choose_config(8, 1024, 8192, capability=90) == DotConfig(64, 128, 4, 4, splits=8, prefetched_steps=0)
     assert choose_config(8, 1024, 4096, capability=80) == DotConfig(64, 128, 4, 3, splits=8)
     assert choose_config(8, 1024, 4096, capability=89) == DotConfig(64, 64, 4, 3, splits=8)
 
@@ -109,7 +113,10 @@ def test_buckets_of_rows(num_rows: int, bucket: int) -> None:
         (0, 1024, 4096, False),
         (16, 512, 4608, True),
         (17, 512, 4608, False),
-        (1, 512, 4609, False),
+        (1, 512, 4609, True),
+        (2, 512, 4609, False),
+        (1, 3584, 4608, True),
+        (2, 3584, 4608, False),
     ],
 )
 def test_products_are_taken_up_to_the_rows_that_were_measured(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
-from pagedcore.quant import quantized_linear
+from pagedcore.quant import packed_product, quantized_linear
 from pagedcore.quant.packed_product import is_packed_on, stays_packed
 from pagedcore.quant.quantized_matrix import QuantizedMatrix
 from pagedcore_kernels import dispatch
@@ -55,6 +57,28 @@ def test_outputs_come_in_the_order_asked_for(parts: list[Stored | None], has_bia
     x = torch.randn(5, 128).half()
     expected = x.float() @ written.weight.t() + (0.0 if written.bias is None else written.bias.float())
     assert_product(written.product(x), expected[:, order.long()])
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("stored", [gptq(), gptq(act_order=True)], ids=["in order", "act-order"])
+def test_packing_holds_two_copies_of_the_codes_and_no_more(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code takes a byte there, twice what is packed of it: each copy more counts in the peak while a model is loaded."""
+    written = write_layer([stored, stored], 128, (24, 40), HALF)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).int()
+    held: list[int] = []
+    pack = packed_product.pack_weights
+
+    def count(*args: object, **options: object) -> object:
+        gc.collect()
+        codes = {one.data_ptr(): one.nbytes for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.dtype == torch.uint8}
+        held.append(sum(codes.values()))
+        return pack(*args, **options)
+
+    monkeypatch.setattr(packed_product, "pack_weights", count)
+    before = sum(one.nbytes for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.dtype == torch.uint8)
+    written.layer.repack(written.tensors, output_order=order)
+    zeros_and_change = 1000
+    assert held[0] - before <= 2 * 64 * 128 + zeros_and_change
 
 
 @pytest.mark.usefixtures("packs")

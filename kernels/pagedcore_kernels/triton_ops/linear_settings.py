@@ -42,6 +42,7 @@ class DotConfig:
 
 LinearConfig = RowConfig | DotConfig
 _ROW, _DOT = RowConfig, DotConfig
+_DOT_LATE = DotConfig(64, 128, prefetched_steps=0)
 
 # (in, out) -> the configurations that were fastest on an H200 for 1, 2, up to 16, up to 32 and up to 64 rows.
 _SM90: dict[tuple[int, int], tuple[LinearConfig, LinearConfig, DotConfig, DotConfig, DotConfig]] = {
@@ -49,13 +50,22 @@ _SM90: dict[tuple[int, int], tuple[LinearConfig, LinearConfig, DotConfig, DotCon
     (2048, 1024): (_ROW(1, 2048), _ROW(2, 2048), _DOT(64, 128, splits=8), _DOT(32, 128, splits=4), _DOT(32, 128, splits=4)),
     (1024, 6144): (_ROW(8, 1024), _ROW(4, 1024), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
     (3072, 1024): (_ROW(1, 4096, 8), _ROW(2, 4096), _DOT(64, 128, splits=8), _DOT(32, 128, splits=4), _DOT(32, 128, splits=4)),
-    (1024, 151936): (_ROW(8, 512), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
-    (4096, 12288): (_ROW(1, 4096, 8), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
-    (4096, 4096): (_ROW(1, 4096, 8), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2)),
-    (4096, 22016): (_ROW(1, 4096, 8), _DOT(64, 64, 4, 6), _DOT(64, 64, 4, 6), _DOT(64, 64, 4, 6), _DOT(64, 64, 4, 6)),
+    (1024, 151936): (_ROW(4, 1024, 2), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
+    (4096, 12288): (_ROW(1, 4096, 8), _DOT(64, 128), _DOT_LATE, _DOT_LATE, _DOT_LATE),
+    (4096, 4096): (_ROW(1, 4096, 8), _DOT(64, 128, splits=2), _DOT(64, 128, splits=4), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2)),
+    (4096, 22016): (_ROW(1, 4096, 8), _DOT(64, 64, 4, 6), _DOT_LATE, _DOT_LATE, _DOT_LATE),
     (11008, 4096): (_ROW(4, 1024), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _DOT(64, 128, splits=2), _DOT(64, 128, splits=2)),
-    (4096, 32000): (_ROW(4, 2048), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
-}
+    (4096, 32000): (_ROW(1, 4096, 8), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
+    (3584, 4608): (_ROW(4, 512, 2), _DOT_LATE, _DOT_LATE, _DOT_LATE, _DOT_LATE),
+    (3584, 3584): (
+        _ROW(1, 4096, 8), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4),
+    ),
+    (3584, 37888): (_ROW(2, 4096, 8), _DOT(64, 128, 4, 3), _DOT(64, 128, 4, 3), _DOT(64, 128, 4, 3), _DOT(64, 128, 4, 3)),
+    (18944, 3584): (
+        _ROW(2, 2048), _DOT(64, 128, splits=4, prefetched_steps=0), _DOT(64, 128, splits=2, prefetched_steps=0),
+        _DOT(64, 128, splits=2, prefetched_steps=0), _DOT(64, 128, splits=2, prefetched_steps=0),
+    ),
+}  # fmt: skip
 
 
 # (in, out) -> the most rows up to which these products are taken on an H200 (bfloat16). Of the four matrices of a layer of each shape: as
@@ -72,9 +82,13 @@ _TAKEN_UP_TO_SM90 = {
     (4096, 22016): 16,
     (11008, 4096): 32,
     (4096, 32000): 32,
+    (3584, 4608): 1,
+    (3584, 3584): 16,
+    (3584, 37888): 16,
+    (18944, 3584): 16,
 }
 _NARROW = 4608
-"""Matrices of at most this many outputs that nobody measured: the narrow ones above all gain up to 16 rows."""
+"""Outputs up to which a matrix that nobody measured is taken up to 16 rows, as most of the narrow ones above; one row is always taken."""
 
 
 def takes_skinny(x: Tensor, weight: Tensor) -> bool:
@@ -82,7 +96,7 @@ def takes_skinny(x: Tensor, weight: Tensor) -> bool:
     num_rows, (out_features, in_features) = x.shape[0], weight.shape
     if x.element_size() != 2 or not weight.is_contiguous() or not x.is_contiguous() or card_of(x.device).capability != 90:
         return False
-    limit = _TAKEN_UP_TO_SM90.get((in_features, out_features), 16 if out_features <= _NARROW else 0)
+    limit = _TAKEN_UP_TO_SM90.get((in_features, out_features), 16 if out_features <= _NARROW else 1)
     return 0 < num_rows <= limit
 
 
@@ -97,7 +111,10 @@ def choose_config(num_rows: int, out_features: int, in_features: int, *, capabil
     # Rows of an odd length cannot be copied in vectors: their tiles pass through registers.
     block_k = 32 if in_features % 8 else 128 if capability in (80, 90) else 64
     block_k = min(block_k, max(16, triton.next_power_of_2(in_features)))
-    return DotConfig(64, block_k, 4, 3, _default_splits(out_features // 64, in_features // block_k))
+    splits = _default_splits(out_features // 64, in_features // block_k)
+    if capability == 90 and block_k == 128:
+        return DotConfig(64, 128, 4, 4, splits, prefetched_steps=0)
+    return DotConfig(64, block_k, 4, 3, splits)
 
 
 def row_bucket(num_rows: int) -> int:
@@ -108,8 +125,8 @@ def row_bucket(num_rows: int) -> int:
 def _default_row_config(in_features: int) -> RowConfig:
     whole = triton.next_power_of_2(in_features)
     if whole <= 4096 and whole <= in_features * 4 // 3:
-        return RowConfig(max(1, 4096 // whole), whole)
-    return RowConfig(4, min(1024, whole))
+        return RowConfig(max(1, 4096 // whole), whole, 8 if whole == 4096 else 4)
+    return RowConfig(2, 2048) if whole > 2048 else RowConfig(4, min(1024, whole))
 
 
 def _default_splits(num_tiles: int, num_steps: int) -> int:
