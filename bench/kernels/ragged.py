@@ -27,6 +27,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 128, 256])
     parser.add_argument("--lengths", type=int, nargs=2, default=[100, 1700], metavar=("SHORTEST", "LONGEST"))
     arguments = parser.parse_args()
+    if arguments.lengths[1] > MAX_SEQ_LEN:
+        parser.error(f"--lengths go up to {MAX_SEQ_LEN}, for which the settings are chosen")
     card = card_of(torch.device("cuda"))
     print(torch.cuda.get_device_name(), card)
     for (heads, kv_heads), rows in itertools.product(((16, 8), (32, 32), (28, 4)), arguments.rows):
@@ -41,7 +43,7 @@ def _measure(heads: int, kv_heads: int, rows: int, shortest: int, longest: int) 
     generator = torch.Generator("cuda").manual_seed(0)
     caches = [torch.randn(total, BLOCK_SIZE, 2 * kv_heads, 128, generator=generator, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
     order = torch.randperm(total, generator=generator, device="cuda").int()
-    tables = torch.zeros(rows, MAX_SEQ_LEN // BLOCK_SIZE, dtype=torch.int32, device="cuda")
+    tables = torch.zeros(rows, max(blocks), dtype=torch.int32, device="cuda")
     first = 0
     for row, count in enumerate(blocks):
         tables[row, :count] = order[first : first + count]

@@ -51,13 +51,13 @@ class SafetensorsSource:
         self._model_dir = model_dir
         self._dtype = dtype
         self._device = device
-        self._upload = DeviceUpload(device) if device.type == "cuda" else None
         self._progress = progress
         self._files = ExitStack()
         self._paths = _tensor_paths(model_dir)
         self._handles: dict[Path, Any] = {}
         self._done_bytes = 0
         self._total_bytes = sum(path.stat().st_size for path in set(self._paths.values()))
+        self._upload = DeviceUpload(device) if device.type == "cuda" else None
 
     def __enter__(self) -> SafetensorsSource:
         return self
@@ -110,7 +110,7 @@ class SafetensorsSource:
         _check_values(f"{name} in {path}", tensor, spec)
         self._report(tensor.nbytes)
         dtype = spec.dtype or self._dtype
-        return tensor.to(self._device, dtype, copy=True) if self._upload is None else self._upload(tensor).to(dtype)
+        return tensor.to(self._device, dtype, copy=True) if self._upload is None else self._upload(tensor.to(dtype))
 
     def _tensor(self, name: str) -> Tensor:
         tensor: Tensor = self._open(self._paths[name]).get_tensor(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -112,10 +112,14 @@ class Decoder:
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """While it is open, `forward` runs one layer of each kind, and the last, in which alone tokens without logits leave."""
+        """While it is open, `forward` runs the first layer, which has no residual, one of each kind between, and the last, in which
+        tokens without logits leave.
+        """
         layers = self._layers
-        first = {layer.kind: layer for layer in reversed(layers[:-1])}
-        self._layers = [*first.values(), layers[-1]]
+        between: dict[Hashable, DecoderLayer] = {}
+        for layer in layers[1:-1]:
+            between.setdefault(layer.kind, layer)
+        self._layers = list(dict.fromkeys((layers[0], *between.values(), layers[-1])))
         try:
             yield
         finally:

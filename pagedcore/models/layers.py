@@ -47,8 +47,7 @@ class DecoderLayer:
     @property
     def kind(self) -> Hashable:
         """Layers of one kind run the same kernels. Known after `repack`."""
-        formats = [(linear.backend, linear.num_bytes, linear.input_order is not None) for linear in self.linears]
-        return (self._sliding_window, *formats)
+        return (self._sliding_window, *(linear.kind for linear in self.linears))
 
     def declare(self) -> dict[str, TensorSpec]:
         """Each tensor of this layer in the checkpoint, by name."""

@@ -6,7 +6,7 @@ A decoder asks for one `LinearMethod` a layer and gives it a `LinearSpec`. `decl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,11 @@ class LinearMethod(Protocol):
     @property
     def backend(self) -> str:
         """What multiplies: a name of `docs/quantization.md`. Known after `repack`."""
+        ...
+
+    @property
+    def kind(self) -> Hashable:
+        """Layers of one shape and one kind run the same kernels. Known after `repack`."""
         ...
 
     @property
@@ -74,6 +79,7 @@ class DenseProduct:
         self._bias = bias
         self._is_packed = packing_pays(weight)
         self._weight = pack(weight) if self._is_packed else weight
+        self.kind: Hashable = (self._is_packed, bias is not None)
 
     def holds(self, weight: Tensor) -> bool:
         """Whether this very tensor is multiplied with, not a copy."""
@@ -95,6 +101,11 @@ class UnquantizedLinear:
     def __init__(self, spec: LinearSpec) -> None:
         self._spec = spec
         self._product: DenseProduct | None = None
+
+    @property
+    def kind(self) -> Hashable:
+        assert self._product is not None, "repack comes first"
+        return self._product.kind
 
     @property
     def num_bytes(self) -> int:

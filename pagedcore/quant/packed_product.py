@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,15 @@ class PackedProduct:
         self._packed = pack_weights(codes, matrix.scales, matrix.zeros, bits=matrix.bits)
         self._bias = bias
         self.backend = f"triton-w{matrix.bits}a16"
+        packed = self._packed
+        self.kind: Hashable = (
+            packed.bits,
+            packed.group_size,
+            packed.slice_size,
+            packed.uniform_zero,
+            bias is not None,
+            self.input_order is not None,
+        )
         self.num_bytes = self._packed.num_bytes + sum(part.nbytes for part in (self.input_order, bias) if part is not None)
 
     def apply(self, x: Tensor) -> Tensor:

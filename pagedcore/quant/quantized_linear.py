@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,7 @@ class _Product(Protocol):
     """What multiplies, made once from the layer's matrices."""
 
     num_bytes: int
+    kind: Hashable
 
     @property
     def input_order(self) -> Tensor | None: ...
@@ -64,6 +65,11 @@ class QuantizedLinear:
         self._product: _Product | None = None
         self._int4: Int4Product | None = None
         self.backend = DEQUANTIZED
+
+    @property
+    def kind(self) -> Hashable:
+        assert self._product is not None, "repack comes first"
+        return self.backend, self._product.kind
 
     @property
     def num_bytes(self) -> int:

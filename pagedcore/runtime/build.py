@@ -100,8 +100,7 @@ def load_decoder(config: EngineConfig, model_dir: str | Path, *, progress: Progr
 
 
 def _load(config: EngineConfig, model_dir: Path, resolved: _Resolved, progress: Progress | None) -> Decoder:
-    if resolved.device.type == "cpu":
-        _set_cpu_threads()
+    _set_cpu_threads()
     return load_model(
         model_dir,
         dtype=resolved.dtype,
@@ -140,7 +139,7 @@ def resolve_max_num_batched_tokens(config: EngineConfig, device: torch.device) -
 
 
 def _set_cpu_threads() -> None:
-    """Compute with as many threads as a container's CPU quota pays for."""
+    """Compute, and read weights, with as many threads as a container's CPU quota pays for."""
     num_threads = num_cpu_threads()
     if num_threads is not None:
         logger.info("the CPU quota pays for %d threads; torch would take %d", num_threads, torch.get_num_threads())

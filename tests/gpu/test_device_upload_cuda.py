@@ -45,3 +45,18 @@ def test_a_buffer_is_not_filled_again_while_it_is_read() -> None:
         busy @ busy
         arrived.append(upload(tensor))
     assert all(torch.equal(one.cpu(), tensor) for one, tensor in zip(arrived, tensors, strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_another_device_than_the_current_one() -> None:
+    """Its copies run on its own stream, which is kept busy."""
+    other = torch.device("cuda", 1)
+    upload = DeviceUpload(other, PIECE_BYTES)
+    tensors = [torch.full((PIECE_BYTES // 2,), index, dtype=torch.float32) for index in range(12)]
+    busy = torch.randn(8192, 8192, device=other)
+    arrived = []
+    for tensor in tensors:
+        busy @ busy
+        arrived.append(upload(tensor))
+    assert torch.cuda.current_device() == 0
+    assert all(torch.equal(one.cpu(), tensor) for one, tensor in zip(arrived, tensors, strict=True))

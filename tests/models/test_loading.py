@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagedcore.batch import KVLayout
 from pagedcore.errors import CheckpointError
+from pagedcore.models.checkpoint import SafetensorsSource
 from pagedcore.models.registry import load_model
 from pagedcore.quant import TensorSpec, linear
 from support.tiny_models import CPU, load, make_checkpoint, prompt_ids, reference_logits, run
@@ -46,6 +47,22 @@ def test_shards_give_the_logits_of_the_whole(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     token_ids = prompt_ids(12)
     torch.testing.assert_close(run(load(tmp_path), token_ids), reference_logits(checkpoint.reference, token_ids), atol=2e-4, rtol=0.0)
+
+
+def test_what_goes_to_a_gpu_has_its_type_before(tmp_path: Path) -> None:
+    """So that the device never holds a matrix in two types, and no more bytes travel than stay."""
+    make_checkpoint(tmp_path, "llama")
+    uploaded: list[torch.dtype] = []
+
+    def upload(tensor: Tensor) -> Tensor:
+        uploaded.append(tensor.dtype)
+        return tensor.clone()
+
+    with SafetensorsSource(tmp_path, torch.bfloat16, CPU) as source:
+        source._upload = upload
+        tensor = source.read("model.norm.weight", TensorSpec((48,)))
+    assert uploaded == [tensor.dtype] == [torch.bfloat16]
+    assert torch.equal(tensor, load_file(tmp_path / WEIGHTS)["model.norm.weight"].bfloat16())
 
 
 def test_shards_without_an_index_are_found_by_their_headers(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ SHARE_UNIT = 32
 """A split's share of a context is a multiple of so many keys: less than a tile, so that short contexts are shared out too."""
 RESERVED_SHARED_BYTES = 12 * 1024
 """For what is in shared memory beside tiles: the query, the weights, table entries."""
+SMALL_SUMS_SHARED_BYTES = 8 * 1024
+"""The same, of up to 16 query heads of up to 128 elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def _measured_tile(shape: DecodeShape, card: Card) -> tuple[DecodeConfig, int]:
     if shape.element_bytes > 2:
         return DecodeConfig(32, 4, 3, 1), 3  # larger tiles of float32 do not stay in the registers
     has_small_sums = shape.head_dim <= 128 and shape.num_heads <= MIN_DOT_ROWS * shape.num_kv_heads
-    if rows > 4 and has_small_sums and PROGRAMS_AT_ONCE * tiles_in_flight(5) * 64 * shape.row_bytes <= card.shared_bytes:
+    program_bytes = tiles_in_flight(5) * 64 * shape.row_bytes + SMALL_SUMS_SHARED_BYTES
+    if rows > 4 and has_small_sums and PROGRAMS_AT_ONCE * program_bytes <= card.shared_bytes:
         return DecodeConfig(64, 2, 5, 1), 3
     if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
         return DecodeConfig(64, 4, 3, 1), MAX_PROGRAMS

@@ -44,7 +44,8 @@ LinearConfig = RowConfig | DotConfig
 _ROW, _DOT = RowConfig, DotConfig
 _DOT_LATE = DotConfig(64, 128, prefetched_steps=0)
 
-# (in, out) -> the configurations that were fastest on an H200 for 1, 2, up to 16, up to 32 and up to 64 rows.
+# (in, out) -> configurations for 1, 2, up to 16, up to 32 and up to 64 rows on an H200: the fastest in replays of a graph, or others with
+# which a whole decode step was faster.
 _SM90: dict[tuple[int, int], tuple[LinearConfig, LinearConfig, DotConfig, DotConfig, DotConfig]] = {
     (1024, 4096): (_ROW(8, 1024), _ROW(4, 1024), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
     (2048, 1024): (_ROW(1, 2048), _ROW(2, 2048), _DOT(64, 128, splits=8), _DOT(32, 128, splits=4), _DOT(32, 128, splits=4)),

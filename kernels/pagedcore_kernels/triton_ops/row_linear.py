@@ -30,6 +30,7 @@ def row_linear(
     M is 1, or 2 where `config.holds_whole_rows(K)`. Raises ValueError for tensors that the kernel does not read.
     """
     check_operands(x, weight, bias, max_rows=MAX_ROWS if config.holds_whole_rows(weight.shape[-1]) else 1)
+    check_product_size(x.shape[0], weight.shape[0])
     result = make_product(x, weight.shape[0], out)
     _launch(config, x, weight, bias, result, workspace or split_k_workspace(x.device), card_of(x.device).has_dependent_launch)
     return result
@@ -79,7 +80,7 @@ def _launch(config: RowConfig, x: Tensor, weight: Tensor, bias: Tensor | None, o
         workspace.counters,
         out_features,
         in_features,
-        in_features if num_rows == 1 else x.stride(0),
+        in_features if num_rows == 1 else x.stride(0),  # one row has no stride: each other value would be compiled for
         weight.stride(0),
         ROWS=num_rows,
         BLOCK_N=config.block_n,
