@@ -30,14 +30,27 @@ class FrontProcess:
         self._process = self._start()
 
     def wait_until_ready(self, signals: Signals) -> bool:
-        """False when a signal came first. Raises `EngineError` when the process ends before."""
+        """False when a signal came first. One that is killed meanwhile gets a successor, since another front may be serving by now.
+
+        Raises `EngineError` when the process ends by itself before, and after several that were killed.
+        """
+        while not signals.num:
+            if self._has_spoken():
+                return True
+            self.revive()
+        return False
+
+    def _has_spoken(self) -> bool:
+        """Wait a moment for the word that it is ready. Raises `EngineError` when it has ended with an exit code."""
         said = self._process.stdout
         assert said is not None, "it is a pipe"
-        while not signals.num:
-            if select.select([said], [], [], POLL_S)[0]:
-                if not said.readline():
-                    raise EngineError(f"An HTTP front ended with exit code {self._process.wait()} before it was ready; see the log above.")
-                return True
+        if not select.select([said], [], [], POLL_S)[0]:
+            return False
+        if said.readline():
+            return True
+        if (code := self._process.wait()) > 0:
+            raise EngineError(f"An HTTP front ended with exit code {code} before it was ready; see the log above.")
+        time.sleep(POLL_S)  # its pipe stays at its end until a successor is there
         return False
 
     def revive(self) -> None:

@@ -213,6 +213,22 @@ def test_fronts_share_one_engine_and_show_its_numbers_whichever_is_asked(folder:
 
 
 @pytest.mark.serve
+def test_a_front_that_is_killed_while_it_starts_gets_a_successor_and_the_other_one_goes_on(folder: Path) -> None:
+    port = free_port()
+    arguments = ["-m", "pagedcore", "serve", "--socket", str(folder / "e.sock"), "--port", str(port), "--fronts", "2"]
+    with engine_process(folder), serve(arguments, folder / "fronts.log", port=port, ready_path=None) as served:
+        wait_until(lambda: len(front_pids(served)) == 2, 60, "two processes")
+        late = max(front_pids(served))
+        os.kill(late, signal.SIGSTOP)
+        wait_until(lambda: served.is_ready("/ready"), 60, "the other one answers")
+        os.kill(late, signal.SIGKILL)
+        wait_until(lambda: "Talk to it" in served.tail(), 60, "both are ready")
+        assert len(front_pids(served)) == 2
+        assert complete(served, [1, 2]).status_code == 200
+        assert served.terminate() == 0
+
+
+@pytest.mark.serve
 def test_an_engine_that_is_killed_and_started_again_serves_the_same_front(folder: Path) -> None:
     with engine_process(folder) as first, http_fronts(folder) as served, ThreadPoolExecutor(1) as pool:
         assert complete(served, [1, 2]).status_code == 200
