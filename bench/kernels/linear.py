@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pagedcore_kernels.triton_ops.attention_common import card_of
 from pagedcore_kernels.triton_ops.linear_settings import DotConfig, LinearConfig, RowConfig, choose_config
-from pagedcore_kernels.triton_ops.row_linear import MAX_ROWS
+from pagedcore_kernels.triton_ops.row_linear import MAX_ROWS_A_TILE
 from pagedcore_kernels.triton_ops.skinny_linear import skinny_linear
 
 READ_BYTES_PER_S = 4.37e12
@@ -34,6 +34,7 @@ MAX_RELATIVE_ERROR = 1e-2
 ROWS = (1, 8, 16, 32, 64)
 SMALL_SHAPES = ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936))
 LARGE_SHAPES = ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096), (4096, 32000))
+GROUPED_SHAPES = ((3584, 4608), (3584, 3584), (3584, 37888), (18944, 3584))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Problem:
 
     def candidates(self, rows: int) -> Iterator[LinearConfig]:
         num_tiles = self.out_features // 64
-        if rows <= MAX_ROWS:
+        if rows <= MAX_ROWS_A_TILE:
             yield from (config for config in self._row_candidates() if rows == 1 or config.holds_whole_rows(self.in_features))
         splits = [s for s in (1, 2, 4, 8) if s == 1 or (num_tiles * s <= 512 and self.in_features >= 512 * s)]
         for block_n, block_k, num_warps, num_stages in ((64, 128, 4, 4), (64, 64, 4, 6), (32, 128, 4, 4), (128, 64, 4, 4)):
@@ -197,7 +198,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line for each result to this file")
     parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS), help="how many rows x has")
-    parser.add_argument("--shapes", nargs="*", type=_shape, default=[*SMALL_SHAPES, *LARGE_SHAPES], help="such as 1024-4096")
+    parser.add_argument(
+        "--shapes", nargs="*", type=_shape, default=[*SMALL_SHAPES, *LARGE_SHAPES, *GROUPED_SHAPES], help="such as 1024-4096"
+    )
     parser.add_argument("--budget", type=float, default=220.0, help="seconds after which no further shape is begun")
     args = parser.parse_args()
     torch.manual_seed(0)

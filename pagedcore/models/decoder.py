@@ -98,9 +98,8 @@ class Decoder:
     def forward(self, batch: InputBatch) -> Tensor:
         """Logits in the model's dtype, [N, V], for `batch.logits_indices`."""
         rotation = self._rotary.at(batch.positions, eps=self.architecture.rms_norm_eps, gathers=batch.attention.gathers_angles)
-        hidden = F.embedding(
-            batch.token_ids, self._embedding
-        )  # torch's kernel: what wrote tables and lengths has ended before attention starts
+        # A kernel of torch's: what wrote tables and lengths has ended before attention starts.
+        hidden = F.embedding(batch.token_ids, self._embedding)
         residual: Tensor | None = None
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):

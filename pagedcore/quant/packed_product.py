@@ -22,10 +22,9 @@ class PackedProduct:
         groups = matrix.group_of_input
         self.input_order = None if groups is None else groups.argsort(stable=True).int()
         codes = matrix.codes if self.input_order is None else matrix.codes.index_select(1, self.input_order)
-        self._packed = pack_weights(codes, matrix.scales, matrix.zeros, bits=matrix.bits)
+        self._packed = packed = pack_weights(codes, matrix.scales, matrix.zeros, bits=matrix.bits)
         self._bias = bias
         self.backend = f"triton-w{matrix.bits}a16"
-        packed = self._packed
         self.kind: Hashable = (
             packed.bits,
             packed.group_size,
@@ -34,7 +33,7 @@ class PackedProduct:
             bias is not None,
             self.input_order is not None,
         )
-        self.num_bytes = self._packed.num_bytes + sum(part.nbytes for part in (self.input_order, bias) if part is not None)
+        self.num_bytes = packed.num_bytes + sum(part.nbytes for part in (self.input_order, bias) if part is not None)
 
     def apply(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out], both float16 or bfloat16; x has its inputs in `input_order`."""

@@ -71,10 +71,10 @@ def test_every_value_arrives_whatever_the_size(device: LaggingDevice) -> None:
     assert set(device.streams) == {"the stream of cpu"}
 
 
-def test_a_buffer_waits_for_the_copy_that_reads_it(device: LaggingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the wait, the pieces before the last two would be overwritten while they are on their way."""
+def test_without_the_wait_pieces_would_be_lost_here(device: LaggingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above sees a buffer that is filled while it is read."""
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda self: None)
     tensor = torch.arange(4 * PIECE_BYTES // 4, dtype=torch.int32)
     arrived = DeviceUpload(torch.device("cpu"), PIECE_BYTES)(tensor)
     device.run()
-    assert not torch.equal(arrived, tensor), "the fake lags enough to tell"
+    assert not torch.equal(arrived, tensor)

@@ -13,7 +13,8 @@ from pagedcore_kernels.triton_ops.linear_settings import RowConfig
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, launch_options, split_k_workspace, store_sum_of_splits
 
 MAX_PRODUCT_VALUES = 2**31 - 1
-MAX_ROWS = 2
+MAX_ROWS_A_TILE = 2
+"""Rows that a program multiplies with its tile."""
 
 
 def row_linear(
@@ -29,7 +30,7 @@ def row_linear(
 
     M is 1, or 2 where `config.holds_whole_rows(K)`. Raises ValueError for tensors that the kernel does not read.
     """
-    check_operands(x, weight, bias, max_rows=MAX_ROWS if config.holds_whole_rows(weight.shape[-1]) else 1)
+    check_operands(x, weight, bias, max_rows=MAX_ROWS_A_TILE if config.holds_whole_rows(weight.shape[-1]) else 1)
     check_product_size(x.shape[0], weight.shape[0])
     result = make_product(x, weight.shape[0], out)
     _launch(config, x, weight, bias, result, workspace or split_k_workspace(x.device), card_of(x.device).has_dependent_launch)
