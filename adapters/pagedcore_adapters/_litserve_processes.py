@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.managers import SyncManager
 from multiprocessing.process import BaseProcess
 
 PARENT_POLL_S = 1.0
@@ -48,8 +49,15 @@ def stop_on_signals() -> None:
 
 
 def _interrupt(*_: object) -> None:
-    end_if_child()
-    raise KeyboardInterrupt
+    if not _is_manager_of_a_living_server():
+        end_if_child()
+        raise KeyboardInterrupt
+
+
+def _is_manager_of_a_living_server() -> bool:
+    """The server asks it until its own end, and ends it then. A signal to all would end it before, in the middle of a question."""
+    parent, name = multiprocessing.parent_process(), multiprocessing.current_process().name
+    return parent is not None and os.getppid() == parent.pid and name.startswith(SyncManager.__name__)
 
 
 @contextmanager

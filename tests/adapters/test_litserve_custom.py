@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -175,15 +176,24 @@ def test_the_example_cleans_its_input_and_its_requests_run_in_one_batch(tmp_path
 
 @pytest.mark.serve
 @pytest.mark.parametrize(
-    ("kind", "number", "is_group"),
-    [("example", signal.SIGTERM, False), ("whole", signal.SIGTERM, True), ("whole", signal.SIGINT, True)],
-    ids=["SIGTERM to the main process", "SIGTERM to all", "Ctrl-C in a terminal"],
+    ("kind", "number", "is_group", "later_s"),
+    [
+        ("example", signal.SIGTERM, False, 0.0),
+        ("whole", signal.SIGTERM, True, 0.0),
+        ("whole", signal.SIGTERM, True, 0.05),
+        ("whole", signal.SIGINT, True, 0.0),
+    ],
+    ids=["SIGTERM to the main process", "SIGTERM to all", "SIGTERM to all, to the main process last", "Ctrl-C in a terminal"],
 )
-def test_a_signal_ends_all_its_processes_without_a_traceback(tmp_path: Path, kind: str, number: signal.Signals, is_group: bool) -> None:
+def test_a_signal_ends_all_its_processes_without_a_traceback(
+    tmp_path: Path, kind: str, number: signal.Signals, is_group: bool, later_s: float
+) -> None:
     with serve_custom(kind, tmp_path) as served:
         main = served.process.pid
-        for pid in [*(served.pids().keys() - {main} if is_group else ()), main]:  # who signals a group reaches all before any acts
+        for pid in served.pids().keys() - {main} if is_group else ():
             os.kill(pid, number)
+        time.sleep(later_s)
+        os.kill(main, number)
         assert served.process.wait(60) == 0
         wait_until(lambda: not served.pids(), 30, "the end of all processes")
         assert "Traceback" not in served.tail()
