@@ -27,17 +27,29 @@ class Rotation:
     eps: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """What one layer's attention is in every step."""
+
+    layer: int
+    num_heads: int
+    scale: float
+    sliding_window: int | None
+    """With w a token at position p sees positions p - w + 1 ... p."""
+    out_places: Tensor | None = None
+    """[H * D] int32, where each element of a token's heads comes, for a product that wants its inputs in an order of its own."""
+
+
 class Attention(Protocol):
     """Attention of one step over the paged KV cache; the back-end is chosen by the runtime."""
 
     gathers_angles: bool
     """Whether `Rotation.cos` and `sin` are read, and not the table."""
 
-    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
-        """Rotate queries and keys, write keys and values into the cache of `layer`, then attend causally.
+    def attend(self, qkv: Tensor, rotation: Rotation, spec: AttentionSpec) -> Tensor:
+        """Rotate queries and keys, write keys and values into the layer's cache, then attend causally.
 
-        `qkv` is [T, H + 2 K, D], query heads first; returns [T, H, D]. With a sliding window of w a token at position p sees
-        positions p - w + 1 ... p.
+        `qkv` is [T, H + 2 K, D], query heads first; returns [T, H * D], each token's elements at `spec.out_places`.
         """
         ...
 

@@ -8,23 +8,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pagedcore.batch import Attention, Rotation
+from pagedcore.batch import Attention, AttentionSpec, Rotation
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.quant import LinearFactory, LinearMethod, LinearSpec, TensorSpec
-from pagedcore_kernels import add_rms_norm, add_rms_norm_in_order, rms_norm, silu_mul, take_columns
+from pagedcore_kernels import add_rms_norm, add_rms_norm_in_order, rms_norm, silu_mul
 
 
 class DecoderLayer:
     """Owns the weights of one layer, query, key and value fused, gate and up fused."""
 
     def __init__(self, architecture: ModelArchitecture, index: int, linears: LinearFactory) -> None:
-        self._index = index
         self._prefix = f"model.layers.{index}"
-        self._num_heads = architecture.num_heads
         self._head_dim = architecture.head_dim
         self._eps = architecture.rms_norm_eps
-        self._scale = architecture.head_dim**-0.5
-        self._sliding_window = architecture.sliding_windows[index]
+        self._spec = AttentionSpec(
+            layer=index,
+            num_heads=architecture.num_heads,
+            scale=architecture.head_dim**-0.5,
+            sliding_window=architecture.sliding_windows[index],
+        )
         self._has_qk_norm = architecture.qk_norm
         self._norm_names = (f"{self._prefix}.input_layernorm.weight", f"{self._prefix}.post_attention_layernorm.weight")
         self._qk_norm_names = tuple(f"{self._prefix}.self_attn.{kind}_norm.weight" for kind in "qk")
@@ -41,13 +43,13 @@ class DecoderLayer:
     @property
     def num_bytes(self) -> int:
         """Bytes of the layer's weights on the device."""
-        norms = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm)
-        return sum(norm.nbytes for norm in norms if norm is not None) + sum(linear.num_bytes for linear in self.linears)
+        tensors = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm, self._spec.out_places)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(linear.num_bytes for linear in self.linears)
 
     @property
     def kind(self) -> Hashable:
         """Layers of one kind run the same kernels. Known after `repack`."""
-        return (self._sliding_window, *(linear.kind for linear in self.linears))
+        return (self._spec.sliding_window, *(linear.kind for linear in self.linears))
 
     def declare(self) -> dict[str, TensorSpec]:
         """Each tensor of this layer in the checkpoint, by name."""
@@ -59,12 +61,14 @@ class DecoderLayer:
         return specs
 
     def repack(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the declared tensors. Gate and up give their outputs in the order in which down wants its inputs."""
+        """Take over the declared tensors. What attention gives, and gate and up, comes in the order in which the next product wants it."""
         self._attention_norm, self._mlp_norm = (tensors[name] for name in self._norm_names)
         if self._has_qk_norm:
             self._query_norm, self._key_norm = (tensors[name] for name in self._qk_norm_names)
         for linear in (self._qkv, self._out, self._down):
             linear.repack({name: tensors[name] for name in linear.declare()})
+        if self._out.input_order is not None:
+            self._spec = replace(self._spec, out_places=self._out.input_order.argsort().int())
         wanted = self._down.input_order
         both = None if wanted is None else torch.cat((wanted, wanted + len(wanted)))
         self._gate_up.repack({name: tensors[name] for name in self._gate_up.declare()}, output_order=both)
@@ -80,8 +84,6 @@ class DecoderLayer:
         mixed = self._attend(hidden, rotation, attention)
         if rows is not None:
             mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
-        if self._out.input_order is not None:
-            mixed = take_columns(mixed, self._out.input_order)
         hidden, residual = norm_for(self._gate_up, self._out.apply(mixed), residual, self._mlp_norm, self._eps)
         return self._down.apply(silu_mul(self._gate_up.apply(hidden))), residual
 
@@ -89,10 +91,7 @@ class DecoderLayer:
         qkv = self._qkv.apply(hidden).unflatten(-1, (-1, self._head_dim))  # [T, H + 2 K, D]
         if self._has_qk_norm:
             rotation = replace(rotation, query_norm=self._query_norm, key_norm=self._key_norm)
-        mixed = attention.attend(
-            self._index, qkv, rotation, num_heads=self._num_heads, scale=self._scale, sliding_window=self._sliding_window
-        )
-        return mixed.flatten(1)
+        return attention.attend(qkv, rotation, self._spec)
 
 
 def norm_for(linear: LinearMethod, hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

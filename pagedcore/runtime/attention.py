@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagedcore.batch import Attention, Rotation
+from pagedcore.batch import Attention, AttentionSpec, Rotation
 from pagedcore.errors import ConfigError
 from pagedcore.runtime.decode_groups import DecodeGroup, build_decode_groups
 from pagedcore.runtime.inputs import PassInputs
@@ -60,20 +60,21 @@ class PagedAttention:
 
     gathers_angles = True
 
-    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
-        """See `pagedcore.batch.Attention`. Changes the cache of `layer` and the workspace."""
+    def attend(self, qkv: Tensor, rotation: Rotation, spec: AttentionSpec) -> Tensor:
+        """See `pagedcore.batch.Attention`. Changes the layer's cache and the workspace."""
         assert rotation.cos is not None, "this back-end reads gathered angles"
         assert rotation.sin is not None, "this back-end reads gathered angles"
         query, key, value = rotate_qkv(
             qkv,
             rotation.cos,
             rotation.sin,
-            num_heads=num_heads,
+            num_heads=spec.num_heads,
             query_norm=rotation.query_norm,
             key_norm=rotation.key_norm,
             eps=rotation.eps,
         )
-        return self.forward(layer, query, key, value, scale=scale, sliding_window=sliding_window)
+        out = self.forward(spec.layer, query, key, value, scale=spec.scale, sliding_window=spec.sliding_window).flatten(1)
+        return out if spec.out_places is None else torch.empty_like(out).index_copy_(1, spec.out_places.long(), out)
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
         """Write keys and values [T, K, D] of rotated heads, then attend with `query` [T, H, D] to what the cache holds of them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from pagedcore.batch import Rotation
+from pagedcore.batch import AttentionSpec, Rotation
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
 
@@ -119,12 +120,12 @@ class TritonAttention:
     def of_pass(cls, inputs: PassInputs, cache: KVCache, workspace: Tensor | None) -> TritonAttention:
         return cls(PagedSequences.of_pass(inputs), cache)
 
-    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
-        """See `pagedcore.batch.Attention`. Changes the cache of `layer`."""
+    def attend(self, qkv: Tensor, rotation: Rotation, spec: AttentionSpec) -> Tensor:
+        """See `pagedcore.batch.Attention`. Changes the layer's cache."""
         from pagedcore_kernels.triton_ops.rotary_kv import rotate_and_write_kv
 
         sequences = self._sequences
-        keys, values = self._cache.keys(layer), self._cache.values(layer)
+        keys, values = self._cache.keys(spec.layer), self._cache.values(spec.layer)
         query = rotate_and_write_kv(
             qkv,
             rotation.cos_sin,
@@ -132,7 +133,7 @@ class TritonAttention:
             sequences.slot_mapping,
             keys,
             values,
-            num_heads=num_heads,
+            num_heads=spec.num_heads,
             query_norm=rotation.query_norm,
             key_norm=rotation.key_norm,
             eps=rotation.eps,
@@ -140,38 +141,27 @@ class TritonAttention:
         out = torch.empty_like(query)
         num_decodes = len(sequences.seq_lens) if sequences.prefill is None else sequences.prefill.num_decodes
         if num_decodes:
-            self._decode(query[:num_decodes], keys, values, out[:num_decodes], scale, sliding_window)
+            self._decode(query[:num_decodes], keys, values, out[:num_decodes], spec)
         if sequences.prefill is not None:
-            self._prefill(sequences.prefill, query, keys, values, out, scale, sliding_window)
-        return out
+            self._prefill(sequences.prefill, query, keys, values, out, spec)
+        return out.flatten(1)
 
-    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float, sliding_window: int | None) -> None:
+    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec) -> None:
         """A layer with a window reads what a prefix has in its window with the rest."""
         from pagedcore_kernels.triton_ops.attention_decode import paged_attention_decode
         from pagedcore_kernels.triton_ops.attention_shared_prefix import paged_attention_decode_shared
 
         sequences = self._sequences
-        prefix, longest = sequences.prefix, sequences.max_seq_len
+        prefix, window = sequences.prefix, spec.sliding_window
         paged = (sequences.block_tables[: len(query)], sequences.decode_lens[: len(query)])
-        if prefix is None or sliding_window is not None:
-            paged_attention_decode(query, keys, values, *paged, scale=scale, max_seq_len=longest, sliding_window=sliding_window, out=out)
+        if prefix is None or window is not None:
+            attend = partial(paged_attention_decode, query, keys, values, *paged, sliding_window=window)
         else:
-            paged_attention_decode_shared(
-                query,
-                keys,
-                values,
-                prefix.table,
-                prefix.lens,
-                *paged,
-                scale=scale,
-                max_prefix_len=prefix.max_len,
-                max_seq_len=longest,
-                out=out,
-            )
+            shared = (prefix.table, prefix.lens)
+            attend = partial(paged_attention_decode_shared, query, keys, values, *shared, *paged, max_prefix_len=prefix.max_len)
+        attend(scale=spec.scale, max_seq_len=sequences.max_seq_len, out=out, out_places=spec.out_places)
 
-    def _prefill(
-        self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, scale: float, sliding_window: int | None
-    ) -> None:
+    def _prefill(self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec) -> None:
         from pagedcore_kernels.triton_ops.attention_common import card_of
         from pagedcore_kernels.triton_ops.attention_prefill import paged_attention_prefill
         from pagedcore_kernels.triton_ops.attention_prefill_cudnn import paged_attention_prefill_cudnn
@@ -181,13 +171,15 @@ class TritonAttention:
             capability=card_of(query.device).capability,
             head_dim=query.shape[2],
             element_bytes=query.element_size(),
-            sliding_window=sliding_window,
+            sliding_window=spec.sliding_window,
         )
         for run in prefill.runs:
             if run.long is not None and takes_long:
                 tokens, seq_len = run.long
                 table = sequences.block_tables[run.first]
-                paged_attention_prefill_cudnn(query[tokens], keys, values, table, seq_len=seq_len, scale=scale, out=out[tokens])
+                paged_attention_prefill_cudnn(
+                    query[tokens], keys, values, table, seq_len=seq_len, scale=spec.scale, out=out[tokens], out_places=spec.out_places
+                )
                 continue
             paged_attention_prefill(
                 query,
@@ -196,8 +188,9 @@ class TritonAttention:
                 sequences.block_tables[run.first : run.end],
                 sequences.seq_lens[run.first : run.end],
                 prefill.query_start_loc[run.first : run.end + 1],
-                scale=scale,
+                scale=spec.scale,
                 max_query_len=run.max_query_len,
-                sliding_window=sliding_window,
+                sliding_window=spec.sliding_window,
                 out=out,
+                out_places=spec.out_places,
             )

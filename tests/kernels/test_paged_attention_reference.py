@@ -32,6 +32,17 @@ def test_reference_equals_dense_attention_over_permuted_blocks(block_size: int, 
     torch.testing.assert_close(out.double(), case.dense(0.125, sliding_window), atol=2e-5, rtol=1e-4)
 
 
+def test_each_element_of_a_tokens_heads_goes_to_its_place() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cache, query = torch.randn(1, 8, 1, 4, generator=generator), torch.randn(3, 2, 4, generator=generator)
+    sizes = {"block_tables": torch.tensor([[0]]), "seq_lens": torch.tensor([5]), "query_start_loc": torch.tensor([0, 3]), "scale": 1.0}
+    places = torch.randperm(8, generator=generator).int()
+    plain = paged_attention(query, cache, cache, **sizes).flatten(1)
+    placed = paged_attention(query, cache, cache, **sizes, out_places=places).flatten(1)
+    for element, place in enumerate(places.tolist()):
+        assert torch.equal(placed[:, place], plain[:, element])
+
+
 def _unused_slots(case) -> torch.Tensor:
     """Slots of the tables' blocks behind each sequence's end: NaN there must not matter to the reference."""
     used = []

@@ -113,6 +113,16 @@ def check_prefill_compiles(capability: int, *, query_len: int, num_heads: int, h
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_kernels_that_store_in_an_order_compile_for_each_card(capability: int) -> None:
+    ones, lens, places = (1,) * 40, (40,) * 40, torch.arange(7 * 128).int()
+    problem = Problem(Sizes(query_lens=ones, seq_lens=lens, num_heads=7, head_dim=128, dtype=torch.float16))
+    many = choose_decode_config(DecodeShape(600, 7, 1, 128, 2, 4096), Card(capability, 108))
+    assert_fits(compile_op(lambda: problem.decode(many, out_places=places), capability), capability, max_stack_bytes=96)
+    assert_fits(compile_op(lambda: problem.decode_shared(problem.share(1), out_places=places), capability), capability)
+    assert_fits(compile_op(lambda: problem.prefill(out_places=places), capability), capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("num_sequences", [2, 40])
 def test_shared_prefixes_compile_within_the_shared_memory_of_each_card(capability: int, num_sequences: int) -> None:
     ones, lens = (1,) * num_sequences, (40,) * num_sequences

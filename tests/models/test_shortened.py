@@ -38,11 +38,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         monkeypatch.setattr(owner, name, noting)
 
-    note(DenseAttention, "attend", lambda self, layer, *args, sliding_window, **options: (layer, sliding_window))
+    note(DenseAttention, "attend", lambda self, qkv, rotation, spec: (spec.layer, spec.sliding_window, spec.out_places is None))
     note(layers, "rms_norm", lambda x, *args, **options: (x.shape,))
     note(layers, "add_rms_norm", lambda x, *args, **options: (x.shape,))
     note(layers, "add_rms_norm_in_order", lambda x, residual, *args, **options: (x.shape, residual is None))
-    note(layers, "take_columns", lambda x, order: (x.shape,))
     note(PackedProduct, "apply", lambda self, x: (x.shape, self._packed.words.shape, self._packed.bits, self._packed.uniform_zero))
     note(DenseProduct, "apply", lambda self, x: (x.shape, self.num_bytes))
     return calls
@@ -51,7 +50,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def kernels_and_layers(decoder: Decoder, met: list[tuple[Any, ...]]) -> tuple[set[tuple[Any, ...]], list[int]]:
     met.clear()
     run(decoder, prompt_ids(12))
-    kernels = {("attend", call[2]) if call[0] == "attend" else call for call in met}
+    kernels = {("attend", *call[2:]) if call[0] == "attend" else call for call in met}
     return kernels, [call[1] for call in met if call[0] == "attend"]
 
 

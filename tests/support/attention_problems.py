@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -113,11 +114,11 @@ class Problem:
             **{"out": torch.full_like(self.query, float("nan")), **options},
         )
 
-    def mixed(self, num_decodes: int) -> Tensor:
+    def mixed(self, num_decodes: int, **places: object) -> Tensor:
         """The first sequences, of one query each, are decoded; the others prefilled into the same result."""
         out = torch.full_like(self.query, float("nan"))
         caches = (self.keys(self.cache), self.values(self.cache))
-        options = {"scale": self.sizes.scale, "sliding_window": self.sizes.sliding_window, "soft_cap": self.sizes.soft_cap}
+        options = {"scale": self.sizes.scale, "sliding_window": self.sizes.sliding_window, "soft_cap": self.sizes.soft_cap, **places}
         first, rest = slice(num_decodes), slice(num_decodes, None)
         if num_decodes:
             longest = max(self.sizes.seq_lens)
@@ -170,6 +171,13 @@ class Problem:
             scale=self.sizes.scale,
             **options,
         )
+
+    def assert_placed(self, attend: Callable[..., Tensor], seed: int = 0) -> None:
+        """What `attend` gives with places in a random order has each element at its place."""
+        num_elements = self.sizes.num_heads * self.sizes.head_dim
+        places = torch.randperm(num_elements, generator=torch.Generator().manual_seed(seed)).int().to(self.query.device)
+        placed = attend(out_places=places)
+        self.assert_close(placed.flatten(1)[:, places.long()].view_as(placed))
 
     def assert_close(self, actual: Tensor) -> None:
         tolerance = TOLERANCE[self.sizes.dtype]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pagedcore.batch import Rotation
+from pagedcore.batch import AttentionSpec, Rotation
 from pagedcore_kernels import rotate_qkv
 
 
@@ -17,10 +17,11 @@ class DenseAttention:
     def __init__(self) -> None:
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, qkv: Tensor, rotation: Rotation, *, num_heads: int, scale: float, sliding_window: int | None) -> Tensor:
+    def attend(self, qkv: Tensor, rotation: Rotation, spec: AttentionSpec) -> Tensor:
         norms = {"query_norm": rotation.query_norm, "key_norm": rotation.key_norm}
-        query, key, value = rotate_qkv(qkv, rotation.cos, rotation.sin, num_heads=num_heads, **norms, eps=rotation.eps)
-        return self.forward(layer, query, key, value, scale=scale, sliding_window=sliding_window)
+        query, key, value = rotate_qkv(qkv, rotation.cos, rotation.sin, num_heads=spec.num_heads, **norms, eps=rotation.eps)
+        out = self.forward(spec.layer, query, key, value, scale=spec.scale, sliding_window=spec.sliding_window).flatten(1)
+        return out if spec.out_places is None else out[:, spec.out_places.argsort()]
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
         if layer in self._cache:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from pagedcore.batch import InputBatch, KVLayout, Rotation
+from pagedcore.batch import AttentionSpec, InputBatch, KVLayout, Rotation
 
 
 class TinyModel:
@@ -63,15 +63,8 @@ class TinyModel:
 
     def _attend(self, layer: int, x: Tensor, qkv: Tensor, batch: InputBatch) -> Tensor:
         heads = (x @ qkv.T).view(x.shape[0], -1, self.layout.head_dim)
-        attended = batch.attention.attend(
-            layer,
-            heads,
-            self._no_rotation(x.shape[0]),
-            num_heads=self.num_heads,
-            scale=self.layout.head_dim**-0.5,
-            sliding_window=self.sliding_window,
-        )
-        return attended.flatten(1)
+        spec = AttentionSpec(layer=layer, num_heads=self.num_heads, scale=self.layout.head_dim**-0.5, sliding_window=self.sliding_window)
+        return batch.attention.attend(heads, self._no_rotation(x.shape[0]), spec)
 
     def _no_rotation(self, num_tokens: int) -> Rotation:
         """Every token at position 0: the model's own embedding tells positions apart."""

@@ -20,6 +20,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     out: Tensor | None = None,
+    out_places: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T + causal mask) v, for each sequence over the blocks of its table.
 
@@ -27,6 +28,7 @@ def paged_attention(
     `seq_lens` [S] counts all tokens of a sequence with the ones of this step, `query_start_loc` [S + 1] cuts `query`.
     The queries of a sequence are its last tokens. With a window of w, position p sees p - w + 1 ... p.
     With a soft cap of c, scaled scores s count as c * tanh(s / c).
+    With `out_places` [H * D] element e of a token's heads, one after another, is stored as element out_places[e] of them.
     Slots that no query sees are never read into a sum. Returns [T, H, D] in the query's dtype, `out` if it is given.
     """
     result = torch.empty_like(query) if out is None else out
@@ -38,6 +40,8 @@ def paged_attention(
         keys = _gather(key_cache, block_tables[sequence], seq_len)  # [L, K, D]
         values = _gather(value_cache, block_tables[sequence], seq_len)
         attended = _attend(query[first:last], keys, values, scale, sliding_window, soft_cap)
+        if out_places is not None:
+            attended = torch.empty_like(attended).flatten(1).index_copy_(1, out_places.long(), attended.flatten(1)).view_as(attended)
         result[first:last] = attended.to(query.dtype)
     return result
 

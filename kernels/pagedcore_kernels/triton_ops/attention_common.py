@@ -106,6 +106,27 @@ def make_output(query: Tensor, out: Tensor | None) -> Tensor:
     return out
 
 
+def check_places(result: Tensor, out_places: Tensor | None) -> None:
+    """Raises ValueError if `out_places` does not name a place for each element of a token's heads in `result`."""
+    if out_places is None:
+        return
+    num_elements = result.shape[1] * result.shape[2]
+    if out_places.shape != (num_elements,) or out_places.dtype != torch.int32 or not out_places.is_contiguous():
+        raise ValueError(f"out_places is {tuple(out_places.shape)} {out_places.dtype}; it must be ({num_elements},) int32, contiguous.")
+    if result.stride(1) != result.shape[2]:
+        raise ValueError(f"out has strides {result.stride()}; with out_places the heads of a token must be contiguous.")
+
+
+@triton.jit
+def places_of(places_ptr, elements, mask, HAS_PLACES: tl.constexpr):
+    """Where these elements of a token's heads are stored, counted from its first; places are written at load."""
+    if HAS_PLACES:
+        places = tl.load(places_ptr + elements, mask=mask, other=0)
+    else:
+        places = elements
+    return places
+
+
 @triton.jit
 def prefetch_lines(pointers):
     """Asks for the line of 128 bytes around each pointer, into the L2 cache."""

@@ -14,8 +14,10 @@ from pagedcore_kernels.triton_ops.attention_common import (
     beside_cache,
     card_of,
     check_inputs,
+    check_places,
     kernel_view,
     make_output,
+    places_of,
     prefetch_lines,
     slot_offsets,
     softmax_step,
@@ -45,14 +47,16 @@ def paged_attention_decode(
     config: DecodeConfig | None = None,
     workspace: Tensor | None = None,
     out: Tensor | None = None,
+    out_places: Tensor | None = None,
 ) -> Tensor:
     """softmax(cap(scale * q k^T)) v, one query a sequence: its last token. Reference: `reference.attention.paged_attention`.
 
     `query` is [S, H, D], the caches [num_blocks, block_size, K, D] with equal strides, `block_tables` [S, max_blocks] int32,
     `seq_lens` [S] int32, none above `max_seq_len`. A sequence of length 0 gets zeros and reads nothing. Stored keys and
     values count times `key_scale` and `value_scale` (8-bit caches). `workspace` is float32 of at least
-    `decode_workspace_size(...)` elements, whatever they hold; one is made where none is given. Raises ValueError for shapes
-    and layouts that do not fit.
+    `decode_workspace_size(...)` elements, whatever they hold; one is made where none is given. With `out_places`
+    [H * D] int32, a permutation, element e of a sequence's heads, one after another, is stored as element out_places[e] of them.
+    Raises ValueError for shapes and layouts that do not fit.
 
     Nothing depends on device data but the kernels themselves, so a graph may capture it. `block_tables` and `seq_lens`
     are read before the kernels launched last have ended: see `launch.dependent_launch` for what may write them.
@@ -60,15 +64,18 @@ def paged_attention_decode(
     check_inputs(query, key_cache, value_cache, block_tables, seq_lens)
     scores = ScoreScale.of(scale, key_scale, soft_cap)
     result = make_output(query, out)
+    check_places(result, out_places)
     if query.shape[0] == 0:
         return result
     if config is None:
         config = choose_config(query, key_cache, max_seq_len, sliding_window)
     parts = Parts.within(query, config.num_splits, workspace)
     window = NO_WINDOW if sliding_window is None else sliding_window
-    attend_splits(query, key_cache, value_cache, block_tables, seq_lens, None, result, parts, scores, value_scale, window, config)
+    attend_splits(
+        query, key_cache, value_cache, block_tables, seq_lens, None, result, out_places, parts, scores, value_scale, window, config
+    )
     if parts.num_parts > 1:
-        merge_parts(parts, seq_lens, window, None, result)
+        merge_parts(parts, seq_lens, window, None, result, out_places)
     return result
 
 
@@ -89,6 +96,7 @@ def attend_splits(
     seq_lens: Tensor,
     prefix_lens: Tensor | None,
     result: Tensor,
+    out_places: Tensor | None,
     parts: Parts,
     scores: ScoreScale,
     value_scale: float,
@@ -109,6 +117,7 @@ def attend_splits(
         seq_lens,
         seq_lens if prefix_lens is None else prefix_lens,
         result,
+        seq_lens if out_places is None else out_places,
         parts.values,
         parts.log_sums,
         scores.score_scale,
@@ -131,6 +140,7 @@ def attend_splits(
         STAGES=config.num_stages,
         HAS_CAP=scores.has_cap,
         HAS_PREFIX=prefix_lens is not None,
+        HAS_PLACES=out_places is not None,
         IS_SPLIT=parts.num_parts > 1,
         USE_PDL=uses_pdl,
         PREFETCHED_LINES=max(1, head_dim_pad * key_cache.element_size() // LINE_BYTES) if uses_pdl and config.prefetch else 0,
@@ -141,7 +151,7 @@ def attend_splits(
 
 @triton.jit(
     do_not_specialize=["table_stride", "num_splits", "num_prefix_parts", "window"],
-    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "prefix_lens_ptr"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "prefix_lens_ptr", "places_ptr"],
 )
 def _attend_split(
     query_ptr,
@@ -151,6 +161,7 @@ def _attend_split(
     seq_lens_ptr,
     prefix_lens_ptr,
     out_ptr,
+    places_ptr,
     partial_ptr,
     log_sum_ptr,
     score_scale,
@@ -177,6 +188,7 @@ def _attend_split(
     STAGES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     USE_PDL: tl.constexpr,
     PREFETCHED_LINES: tl.constexpr,
@@ -239,5 +251,5 @@ def _attend_split(
         tl.store(partial_ptr + parts[:, None] * HEAD_DIM + dims[None, :], values, mask=is_row & is_dim)
         tl.store(log_sum_ptr + parts, maxima + tl.log2(sums), mask=rows < GROUP)
     else:
-        out_offsets = sequence * out_stride_s + heads[:, None] * out_stride_h + dims[None, :]
-        tl.store(out_ptr + out_offsets, values.to(out_ptr.dtype.element_ty), mask=is_row & is_dim)
+        places = places_of(places_ptr, heads[:, None] * out_stride_h + dims[None, :], is_row & is_dim, HAS_PLACES)
+        tl.store(out_ptr + sequence * out_stride_s + places, values.to(out_ptr.dtype.element_ty), mask=is_row & is_dim)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagedcore_kernels.triton_ops.attention_common import card_of
+from pagedcore_kernels.triton_ops.attention_common import card_of, places_of
 from pagedcore_kernels.triton_ops.attention_settings import SHARE_UNIT, decode_workspace_size, merged_slice
 
 MERGE_WARPS = 4
@@ -46,7 +46,7 @@ class Parts:
         return cls(flat[:num_values], flat[num_values:size], num_prefix_parts, num_splits)
 
 
-def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_lens: Tensor | None, result: Tensor) -> None:
+def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_lens: Tensor | None, result: Tensor, out_places: Tensor | None) -> None:
     """Changes `result`; `seq_lens`, `window` and `prefix_lens` say, as they did before, which of the parts had work."""
     num_sequences, num_heads, head_dim = result.shape
     uses_pdl = card_of(result.device).has_dependent_launch
@@ -57,6 +57,7 @@ def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_lens: Tensor
         seq_lens,
         seq_lens if prefix_lens is None else prefix_lens,
         result,
+        seq_lens if out_places is None else out_places,
         *result.stride()[:2],
         num_heads,
         parts.num_prefix_parts,
@@ -67,6 +68,7 @@ def merge_parts(parts: Parts, seq_lens: Tensor, window: int, prefix_lens: Tensor
         PARTS_PAD=triton.next_power_of_2(parts.num_parts),
         SHARE_UNIT=SHARE_UNIT,
         HAS_PREFIX=prefix_lens is not None,
+        HAS_PLACES=out_places is not None,
         USE_PDL=uses_pdl,
         num_warps=MERGE_WARPS,
         **({"launch_pdl": True} if uses_pdl else {}),
@@ -81,7 +83,7 @@ def share_of_keys(num_keys, num_splits, UNIT: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_heads", "num_prefix_parts", "num_splits", "window"],
-    do_not_specialize_on_alignment=["log_sum_ptr", "seq_lens_ptr", "prefix_lens_ptr"],
+    do_not_specialize_on_alignment=["log_sum_ptr", "seq_lens_ptr", "prefix_lens_ptr", "places_ptr"],
 )
 def _merge_parts(
     value_ptr,
@@ -89,6 +91,7 @@ def _merge_parts(
     seq_lens_ptr,
     prefix_lens_ptr,
     out_ptr,
+    places_ptr,
     out_stride_s,
     out_stride_h,
     num_heads,
@@ -100,6 +103,7 @@ def _merge_parts(
     PARTS_PAD: tl.constexpr,
     SHARE_UNIT: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
+    HAS_PLACES: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """sum_i 2^l_i v_i / sum_i 2^l_i over the parts of one query head that had work; zeros where none had."""
@@ -117,16 +121,17 @@ def _merge_parts(
     if HAS_PREFIX:
         prefix_share = share_of_keys(prefix_len, num_prefix_parts, SHARE_UNIT)
         has_work = has_work | ((splits < 0) & (parts * prefix_share < prefix_len))
+    is_dim = dims < HEAD_DIM
+    places = places_of(places_ptr, (row % num_heads) * out_stride_h + dims, is_dim, HAS_PLACES)
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()
     slots = row * (num_prefix_parts + num_splits) + parts
     log_sums = tl.load(log_sum_ptr + slots, mask=has_work, other=-1e30)
     # Asked for with the log-sums: no load passes the barriers of a sum.
-    mask = has_work[:, None] & (dims[None, :] < HEAD_DIM)
+    mask = has_work[:, None] & is_dim[None, :]
     values = tl.load(value_ptr + slots[:, None] * HEAD_DIM + dims[None, :], mask=mask, other=0.0)
     weights = tl.exp2(log_sums - tl.max(log_sums, 0))
     weights = weights / tl.sum(weights, 0)
     merged = tl.sum(values * weights[:, None], 0)
-    out_offsets = sequence * out_stride_s + (row % num_heads) * out_stride_h + dims
-    tl.store(out_ptr + out_offsets, merged.to(out_ptr.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(out_ptr + sequence * out_stride_s + places, merged.to(out_ptr.dtype.element_ty), mask=is_dim)

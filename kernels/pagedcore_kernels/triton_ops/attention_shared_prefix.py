@@ -15,6 +15,7 @@ from pagedcore_kernels.triton_ops.attention_common import (
     beside_cache,
     card_of,
     check_inputs,
+    check_places,
     kernel_view,
     make_output,
 )
@@ -42,6 +43,7 @@ def paged_attention_decode_shared(
     config: PrefixConfig | None = None,
     workspace: Tensor | None = None,
     out: Tensor | None = None,
+    out_places: Tensor | None = None,
 ) -> Tensor:
     """As `paged_attention_decode` and with the same result; the first `prefix_lens` [S] int32 keys of the sequences are read once.
 
@@ -57,6 +59,7 @@ def paged_attention_decode_shared(
     _check_prefix(prefix_table, prefix_lens, seq_lens)
     scores = ScoreScale.of(scale, key_scale, soft_cap)
     result = make_output(query, out)
+    check_places(result, out_places)
     num_sequences, num_heads, head_dim = query.shape
     if num_sequences == 0:
         return result
@@ -67,8 +70,9 @@ def paged_attention_decode_shared(
     splits = choose_config(query, key_cache, max_seq_len, None)
     parts = Parts.within(query, splits.num_splits, workspace, config.num_parts)
     _attend_prefix_parts(query, key_cache, value_cache, prefix_table, prefix_lens, parts, scores, value_scale, config)
-    attend_splits(query, key_cache, value_cache, block_tables, seq_lens, prefix_lens, result, parts, scores, value_scale, NO_WINDOW, splits)
-    merge_parts(parts, seq_lens, NO_WINDOW, prefix_lens, result)
+    paged = (query, key_cache, value_cache, block_tables, seq_lens)
+    attend_splits(*paged, prefix_lens, result, out_places, parts, scores, value_scale, NO_WINDOW, splits)
+    merge_parts(parts, seq_lens, NO_WINDOW, prefix_lens, result, out_places)
     return result
 
 

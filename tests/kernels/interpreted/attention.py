@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import triton
@@ -192,6 +194,30 @@ def test_a_gathered_run_equals_reference(num_cached: int, num_queries: int, num_
     assert problem.prefill_cudnn(out=out) is out
     problem.assert_close(out)
     problem.assert_close(problem.prefill_cudnn())
+
+
+@pytest.mark.parametrize("config", [SMALL_TILES, ONE_SPLIT])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 64), (7, 1, 80)])
+def test_each_element_is_stored_at_its_place(config: DecodeConfig, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    problem = Problem(decode_sizes(1, 70, 0, 90, **heads))
+    problem.assert_placed(partial(problem.decode, config))
+    problem.assert_placed(partial(problem.decode_shared, problem.share(2, (0,)), PrefixConfig(SMALL_QUERY_TILES, 2)))
+    problem = Problem(Sizes(query_lens=(1, 1, 5, 17), seq_lens=(60, 5, 59, 17), **heads))
+    problem.assert_placed(partial(problem.mixed, 2))
+    for seq_len in (40, 1100):
+        problem = Problem(Sizes(query_lens=(40,), seq_lens=(seq_len,), **heads))
+        problem.assert_placed(problem.prefill_cudnn)
+        problem.assert_placed(partial(problem.prefill_cudnn, out=torch.full_like(problem.query, float("nan"))))
+
+
+def test_places_that_do_not_fit_are_refused() -> None:
+    problem = Problem(decode_sizes(20, 40))
+    for places in (torch.arange(191).int(), torch.arange(192), torch.arange(384).int()[::2]):
+        with pytest.raises(ValueError, match=r"must be \(192,\) int32, contiguous"):
+            problem.decode(SMALL_TILES, out_places=places)
+    with pytest.raises(ValueError, match="heads of a token must be contiguous"):
+        problem.decode(SMALL_TILES, out=torch.empty(2, 6, 64)[:, ::2], out_places=torch.arange(192).int())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagedcore.batch import KVLayout, Rotation
+from pagedcore.batch import AttentionSpec, KVLayout, Rotation
 from pagedcore.runtime import decode_graphs, shared_prefix
 from pagedcore.runtime.decode_graphs import DecodeGraphs, GraphOutput
 from pagedcore.runtime.kv_cache import KVCache
@@ -85,7 +85,8 @@ def attend(prefix: PrefixKeys | None, sliding_window: int | None) -> torch.Tenso
         cos_sin=torch.cat((half, half * 0), 1), positions=still, cos=None, sin=None, query_norm=None, key_norm=None, eps=0.0
     )
     qkv = torch.randn(2, 4, 16, generator=generator)
-    return TritonAttention(sequences, cache).attend(0, qkv, rotation, num_heads=2, scale=0.25, sliding_window=sliding_window)
+    spec = AttentionSpec(layer=0, num_heads=2, scale=0.25, sliding_window=sliding_window)
+    return TritonAttention(sequences, cache).attend(qkv, rotation, spec)
 
 
 def prefix_keys(first_block: int, lens: list[int]) -> PrefixKeys:
