@@ -160,8 +160,9 @@ def say_step(runner: ModelRunner, contexts: list[int], arguments: argparse.Names
     prefix = f" shared={num_shared} read={'once' if is_once else 'by each'}" if num_shared else ""
     work = f"{arguments.shape} rows={len(contexts)} context={arguments.context}{prefix}"
     print(f"{work} device_us={device:.0f} host_us={host:.0f}", flush=True)
-    for name, total in kernel_us(decoding).most_common(arguments.kernels):
-        print(f"    {total:8.1f}  {name}")
+    if arguments.kernels:
+        for name, total in kernel_us(decoding).most_common(arguments.kernels):
+            print(f"    {total:8.1f}  {name}")
     decoding.leave()
 
 

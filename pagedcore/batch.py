@@ -27,6 +27,18 @@ class Rotation:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class ElementOrder:
+    """An order of the H * D elements of a token's heads."""
+
+    taken: Tensor  # [H * D] int32, the element that comes at each place
+    places: Tensor  # [H * D] int32, the place of each element: the inverse
+
+    @classmethod
+    def of(cls, taken: Tensor) -> ElementOrder:
+        return cls(taken, taken.argsort().int())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """What one layer's attention is in every step."""
@@ -36,8 +48,8 @@ class AttentionSpec:
     scale: float
     sliding_window: int | None
     """With w a token at position p sees positions p - w + 1 ... p."""
-    out_places: Tensor | None = None
-    """[H * D] int32, where each element of a token's heads comes, for a product that wants its inputs in an order of its own."""
+    out_order: ElementOrder | None = None
+    """For a product that wants its inputs in an order of its own."""
 
 
 class Attention(Protocol):
@@ -49,7 +61,7 @@ class Attention(Protocol):
     def attend(self, qkv: Tensor, rotation: Rotation, spec: AttentionSpec) -> Tensor:
         """Rotate queries and keys, write keys and values into the layer's cache, then attend causally.
 
-        `qkv` is [T, H + 2 K, D], query heads first; returns [T, H * D], each token's elements at `spec.out_places`.
+        `qkv` is [T, H + 2 K, D], query heads first; returns [T, H * D], each token's elements in `spec.out_order`.
         """
         ...
 

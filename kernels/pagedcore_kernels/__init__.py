@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedcore_kernels.dispatch import add_rms_norm, add_rms_norm_in_order, has_triton, linear, rms_norm, silu_mul
+from pagedcore_kernels.dispatch import add_rms_norm, add_rms_norm_in_order, has_triton, linear, rms_norm, silu_mul, take_columns
 from pagedcore_kernels.reference.attention import paged_attention
 from pagedcore_kernels.reference.kv_cache import compute_slot_mapping, indexable, to_cache, write_kv
 from pagedcore_kernels.reference.rotary import rotary, rotate_qkv
@@ -34,6 +34,7 @@ __all__ = [
     "rotary",
     "rotate_qkv",
     "silu_mul",
+    "take_columns",
     "to_cache",
     "wrap_seed",
     "write_kv",

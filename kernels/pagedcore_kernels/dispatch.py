@@ -77,6 +77,15 @@ def packed_linear(x: Tensor, packed: PackedWeights, bias: Tensor | None = None) 
     return triton_packed.packed_linear(x, packed, bias)
 
 
+def take_columns(x: Tensor, order: Tensor) -> Tensor:
+    """`x[:, order]`: [M, K], [K] int32 -> [M, K]."""
+    if not uses_triton(x):
+        return x.index_select(1, order)
+    from pagedcore_kernels.triton_ops import take_columns as triton_columns
+
+    return triton_columns.take_columns(x, order)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """See `reference.silu_mul.silu_mul`."""
     if not uses_triton(gate_up):

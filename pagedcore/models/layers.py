@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pagedcore.batch import Attention, AttentionSpec, Rotation
+from pagedcore.batch import Attention, AttentionSpec, ElementOrder, Rotation
 from pagedcore.models.architecture import ModelArchitecture
 from pagedcore.quant import LinearFactory, LinearMethod, LinearSpec, TensorSpec
 from pagedcore_kernels import add_rms_norm, add_rms_norm_in_order, rms_norm, silu_mul
@@ -43,7 +43,8 @@ class DecoderLayer:
     @property
     def num_bytes(self) -> int:
         """Bytes of the layer's weights on the device."""
-        tensors = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm, self._spec.out_places)
+        places = None if self._spec.out_order is None else self._spec.out_order.places
+        tensors = (self._attention_norm, self._mlp_norm, self._query_norm, self._key_norm, places)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(linear.num_bytes for linear in self.linears)
 
     @property
@@ -68,7 +69,7 @@ class DecoderLayer:
         for linear in (self._qkv, self._out, self._down):
             linear.repack({name: tensors[name] for name in linear.declare()})
         if self._out.input_order is not None:
-            self._spec = replace(self._spec, out_places=self._out.input_order.argsort().int())
+            self._spec = replace(self._spec, out_order=ElementOrder.of(self._out.input_order))
         wanted = self._down.input_order
         both = None if wanted is None else torch.cat((wanted, wanted + len(wanted)))
         self._gate_up.repack({name: tensors[name] for name in self._gate_up.declare()}, output_order=both)

@@ -15,7 +15,7 @@ from pagedcore.runtime.decode_groups import DecodeGroup, build_decode_groups
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.triton_attention import TritonAttention
-from pagedcore_kernels import has_triton, indexable, rotate_qkv, to_cache, write_kv
+from pagedcore_kernels import has_triton, indexable, rotate_qkv, take_columns, to_cache, write_kv
 
 MAX_MASKED_QUERIES = 256
 """Queries of one masked call: bounds the mask to this many rows."""
@@ -64,17 +64,10 @@ class PagedAttention:
         """See `pagedcore.batch.Attention`. Changes the layer's cache and the workspace."""
         assert rotation.cos is not None, "this back-end reads gathered angles"
         assert rotation.sin is not None, "this back-end reads gathered angles"
-        query, key, value = rotate_qkv(
-            qkv,
-            rotation.cos,
-            rotation.sin,
-            num_heads=spec.num_heads,
-            query_norm=rotation.query_norm,
-            key_norm=rotation.key_norm,
-            eps=rotation.eps,
-        )
+        norms = {"query_norm": rotation.query_norm, "key_norm": rotation.key_norm}
+        query, key, value = rotate_qkv(qkv, rotation.cos, rotation.sin, num_heads=spec.num_heads, **norms, eps=rotation.eps)
         out = self.forward(spec.layer, query, key, value, scale=spec.scale, sliding_window=spec.sliding_window).flatten(1)
-        return out if spec.out_places is None else torch.empty_like(out).index_copy_(1, spec.out_places.long(), out)
+        return out if spec.out_order is None else take_columns(out, spec.out_order.taken)
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
         """Write keys and values [T, K, D] of rotated heads, then attend with `query` [T, H, D] to what the cache holds of them."""

@@ -10,9 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pagedcore.batch import AttentionSpec, Rotation
+from pagedcore.batch import AttentionSpec, ElementOrder, Rotation
 from pagedcore.runtime.inputs import PassInputs
 from pagedcore.runtime.kv_cache import KVCache
+from pagedcore_kernels import take_columns
 
 LONG_QUERIES = 4096
 """Queries of one sequence from which cuDNN's kernel over gathered keys is faster than ours over the paged cache."""
@@ -46,6 +47,18 @@ class PagedSequences:
     prefill: Prefill | None
     """None: one query a sequence."""
     prefix: PrefixKeys | None = None
+
+    @property
+    def num_decodes(self) -> int:
+        return len(self.seq_lens) if self.prefill is None else self.prefill.num_decodes
+
+    @property
+    def num_stored_in_order(self) -> int:
+        """Tokens that the decode kernel stores in the order that is asked for: where few sequences are decoded, one each."""
+        from pagedcore_kernels.triton_ops.attention_settings import MAX_STORED_IN_ORDER
+
+        others_are_among_them = self.prefill is not None and self.prefill.decode_lens is not None
+        return 0 if others_are_among_them or self.num_decodes > MAX_STORED_IN_ORDER else self.num_decodes
 
     @property
     def decode_lens(self) -> Tensor:
@@ -139,14 +152,16 @@ class TritonAttention:
             eps=rotation.eps,
         )
         out = torch.empty_like(query)
-        num_decodes = len(sequences.seq_lens) if sequences.prefill is None else sequences.prefill.num_decodes
+        num_decodes, order = sequences.num_decodes, spec.out_order
+        num_ordered = 0 if order is None else sequences.num_stored_in_order
         if num_decodes:
-            self._decode(query[:num_decodes], keys, values, out[:num_decodes], spec)
+            places = order.places if order is not None and num_ordered else None
+            self._decode(query[:num_decodes], keys, values, out[:num_decodes], spec, places)
         if sequences.prefill is not None:
             self._prefill(sequences.prefill, query, keys, values, out, spec)
-        return out.flatten(1)
+        return out.flatten(1) if order is None else _in_order(out.flatten(1), num_ordered, order)
 
-    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec) -> None:
+    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec, places: Tensor | None) -> None:
         """A layer with a window reads what a prefix has in its window with the rest."""
         from pagedcore_kernels.triton_ops.attention_decode import paged_attention_decode
         from pagedcore_kernels.triton_ops.attention_shared_prefix import paged_attention_decode_shared
@@ -159,7 +174,7 @@ class TritonAttention:
         else:
             shared = (prefix.table, prefix.lens)
             attend = partial(paged_attention_decode_shared, query, keys, values, *shared, *paged, max_prefix_len=prefix.max_len)
-        attend(scale=spec.scale, max_seq_len=sequences.max_seq_len, out=out, out_places=spec.out_places)
+        attend(scale=spec.scale, max_seq_len=sequences.max_seq_len, out=out, out_places=places)
 
     def _prefill(self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec) -> None:
         from pagedcore_kernels.triton_ops.attention_common import card_of
@@ -177,9 +192,7 @@ class TritonAttention:
             if run.long is not None and takes_long:
                 tokens, seq_len = run.long
                 table = sequences.block_tables[run.first]
-                paged_attention_prefill_cudnn(
-                    query[tokens], keys, values, table, seq_len=seq_len, scale=spec.scale, out=out[tokens], out_places=spec.out_places
-                )
+                paged_attention_prefill_cudnn(query[tokens], keys, values, table, seq_len=seq_len, scale=spec.scale, out=out[tokens])
                 continue
             paged_attention_prefill(
                 query,
@@ -192,5 +205,13 @@ class TritonAttention:
                 max_query_len=run.max_query_len,
                 sliding_window=spec.sliding_window,
                 out=out,
-                out_places=spec.out_places,
             )
+
+
+def _in_order(out: Tensor, num_ordered: int, order: ElementOrder) -> Tensor:
+    """[T, H * D] in order, as its first `num_ordered` rows are already."""
+    if num_ordered == 0:
+        return take_columns(out, order.taken)
+    if num_ordered < len(out):
+        out[num_ordered:] = take_columns(out[num_ordered:], order.taken)
+    return out

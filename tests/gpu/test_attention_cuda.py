@@ -153,16 +153,6 @@ def test_each_element_is_stored_at_its_place(dtype, num_heads: int, num_kv_heads
     problem = decode_problem(*lens, **heads, seed=17)
     problem.assert_placed(problem.decode)
     problem.assert_placed(partial(problem.decode_shared, problem.share(3)))
-    problem = Problem(Sizes(query_lens=(*(1,) * num_sequences, 300, 20), seq_lens=(*lens, 700, 20), **heads), "cuda", seed=18)
-    problem.assert_placed(partial(problem.mixed, num_sequences))
-
-
-@pytest.mark.parametrize("num_cached", [0, 2049])
-def test_a_gathered_run_is_stored_in_order(num_cached: int) -> None:
-    sizes = Sizes(query_lens=(1000,), seq_lens=(1000 + num_cached,), num_heads=32, num_kv_heads=32, head_dim=128, dtype=torch.float16)
-    problem = Problem(sizes, "cuda", seed=19)
-    problem.assert_placed(problem.prefill_cudnn)
-    problem.assert_placed(partial(problem.prefill_cudnn, out=torch.full_like(problem.query, float("nan"))))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="8-bit floats need sm_89")

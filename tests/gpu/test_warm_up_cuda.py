@@ -46,7 +46,7 @@ def test_traffic_of_every_kind_compiles_nothing(
         compiled.append(str(getattr(fn, "name", fn)))
 
     draw = random.Random(0)
-    with LLM(str(write_shape(shape, tmp_path)), load_format="dummy", skip_tokenizer_init=True, num_kv_blocks=4000, **options) as llm:
+    with LLM(str(write_shape(shape, tmp_path)), load_format="dummy", skip_tokenizer_init=True, num_kv_blocks=2000, **options) as llm:
         monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
         for lengths in ([1], [7, 900], [5] * 40, [16, 513, 3000, 1], [9000, 40], [100] * 256):
             prompts = [[draw.randrange(10_000) for _ in range(length)] for length in lengths]

@@ -81,7 +81,7 @@ def test_the_configuration_is_the_measured_one_where_there_is_one() -> None:
     assert choose_config(1, 4096, 1024, capability=90) == RowConfig(8, 1024)
     assert choose_config(2, 4096, 1024, capability=90) == RowConfig(4, 1024)
     assert choose_config(8, 4096, 4096, capability=90) == DotConfig(64, 128, splits=4)
-    assert choose_config(32, 1024, 3072, capability=90) == DotConfig(32, 128, splits=4)
+    assert choose_config(32, 1024, 3072, capability=90) == DotConfig(64, 128, splits=4, prefetched_steps=0)
 
 
 def test_other_cards_and_shapes_get_a_default() -> None:

@@ -38,7 +38,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         monkeypatch.setattr(owner, name, noting)
 
-    note(DenseAttention, "attend", lambda self, qkv, rotation, spec: (spec.layer, spec.sliding_window, spec.out_places is None))
+    note(DenseAttention, "attend", lambda self, qkv, rotation, spec: (spec.layer, spec.sliding_window, spec.out_order is None))
     note(layers, "rms_norm", lambda x, *args, **options: (x.shape,))
     note(layers, "add_rms_norm", lambda x, *args, **options: (x.shape,))
     note(layers, "add_rms_norm_in_order", lambda x, residual, *args, **options: (x.shape, residual is None))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pagedcore.batch import AttentionSpec, Rotation
+from pagedcore.batch import AttentionSpec, ElementOrder, Rotation
 from pagedcore.errors import ConfigError
 from pagedcore.runtime.attention import ATTENTION_BACKENDS, PagedAttention, select_attention_backend
 from pagedcore.runtime.decode_groups import _Span, cut_into_groups
@@ -84,7 +84,7 @@ def test_keys_of_the_same_pass_are_seen_by_other_sequences() -> None:
     check(case)
 
 
-def test_each_element_of_a_tokens_heads_goes_to_its_place() -> None:
+def test_a_tokens_elements_come_in_the_order_asked_for() -> None:
     case = make_case(query_lens=[1, 7, 1], context_lens=[20, 3, 33], num_heads=4, num_kv_heads=2)
     layout, generator = case.cache.layout, torch.Generator().manual_seed(0)
     workspace = torch.zeros(512, 2 * layout.num_kv_heads, layout.head_dim)
@@ -93,11 +93,11 @@ def test_each_element_of_a_tokens_heads_goes_to_its_place() -> None:
     cos = torch.ones(9, 1, layout.head_dim // 2)
     rotation = Rotation(cos_sin=cos, positions=cos, cos=cos, sin=0 * cos, query_norm=None, key_norm=None, eps=0.0)
     spec = AttentionSpec(layer=1, num_heads=4, scale=0.125, sliding_window=None)
-    places = torch.randperm(4 * layout.head_dim, generator=generator).int()
+    order = ElementOrder.of(torch.randperm(4 * layout.head_dim, generator=generator).int())
     plain = attention.attend(qkv, rotation, spec)
-    placed = attention.attend(qkv, rotation, replace(spec, out_places=places))
-    assert torch.equal(placed[:, places.long()], plain)
-    assert not torch.equal(placed, plain)
+    ordered = attention.attend(qkv, rotation, replace(spec, out_order=order))
+    assert torch.equal(ordered, plain[:, order.taken.long()])
+    assert torch.equal(ordered[:, order.places.long()], plain)
 
 
 def test_groups_bound_padding_and_capacity() -> None:

@@ -114,11 +114,11 @@ class Problem:
             **{"out": torch.full_like(self.query, float("nan")), **options},
         )
 
-    def mixed(self, num_decodes: int, **places: object) -> Tensor:
+    def mixed(self, num_decodes: int) -> Tensor:
         """The first sequences, of one query each, are decoded; the others prefilled into the same result."""
         out = torch.full_like(self.query, float("nan"))
         caches = (self.keys(self.cache), self.values(self.cache))
-        options = {"scale": self.sizes.scale, "sliding_window": self.sizes.sliding_window, "soft_cap": self.sizes.soft_cap, **places}
+        options = {"scale": self.sizes.scale, "sliding_window": self.sizes.sliding_window, "soft_cap": self.sizes.soft_cap}
         first, rest = slice(num_decodes), slice(num_decodes, None)
         if num_decodes:
             longest = max(self.sizes.seq_lens)

@@ -21,7 +21,7 @@ class DenseAttention:
         norms = {"query_norm": rotation.query_norm, "key_norm": rotation.key_norm}
         query, key, value = rotate_qkv(qkv, rotation.cos, rotation.sin, num_heads=spec.num_heads, **norms, eps=rotation.eps)
         out = self.forward(spec.layer, query, key, value, scale=spec.scale, sliding_window=spec.sliding_window).flatten(1)
-        return out if spec.out_places is None else out[:, spec.out_places.argsort()]
+        return out if spec.out_order is None else out.index_select(1, spec.out_order.taken)
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, sliding_window: int | None = None) -> Tensor:
         if layer in self._cache:

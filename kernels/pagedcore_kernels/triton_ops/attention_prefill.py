@@ -14,10 +14,8 @@ from pagedcore_kernels.triton_ops.attention_common import (
     beside_cache,
     card_of,
     check_inputs,
-    check_places,
     kernel_view,
     make_output,
-    places_of,
     slot_offsets,
     softmax_step,
     widen,
@@ -42,7 +40,6 @@ def paged_attention_prefill(
     value_scale: float = 1.0,
     config: PrefillConfig | None = None,
     out: Tensor | None = None,
-    out_places: Tensor | None = None,
 ) -> Tensor:
     """softmax(cap(scale * q k^T) + causal mask) v for each sequence. Reference: `reference.attention.paged_attention`.
 
@@ -50,7 +47,7 @@ def paged_attention_prefill(
     them, `block_tables` [S, max_blocks] int32, `seq_lens` [S] int32 with the queries counted, `query_start_loc` [S + 1] int32.
     The queries of a sequence are its last tokens, at most `max_query_len`. Rows of `out` that no sequence names are left as
     they are: `query_start_loc` may begin above 0 and end below T. Stored keys and values count times `key_scale` and
-    `value_scale`. `out_places` as of `paged_attention_decode`. Raises ValueError for shapes and layouts that do not fit.
+    `value_scale`. Raises ValueError for shapes and layouts that do not fit.
 
     Nothing depends on device data but the kernel itself, so a graph may capture it. `query_start_loc`, `block_tables` and
     `seq_lens` are read before the kernels launched last have ended: see `launch.dependent_launch` for what may write them.
@@ -58,7 +55,6 @@ def paged_attention_prefill(
     check_inputs(query, key_cache, value_cache, block_tables, seq_lens)
     scores = ScoreScale.of(scale, key_scale, soft_cap)
     result = make_output(query, out)
-    check_places(result, out_places)
     num_tokens, num_heads, head_dim = query.shape
     num_sequences = seq_lens.shape[0]
     if num_tokens == 0 or num_sequences == 0:
@@ -77,7 +73,6 @@ def paged_attention_prefill(
         seq_lens,
         query_start_loc,
         result,
-        seq_lens if out_places is None else out_places,
         scores.score_scale,
         scores.cap_scale,
         value_scale,
@@ -97,7 +92,6 @@ def paged_attention_prefill(
         STAGES=config.num_stages,
         HAS_CAP=scores.has_cap,
         HAS_WINDOW=sliding_window is not None,
-        HAS_PLACES=out_places is not None,
         USE_PDL=card.has_dependent_launch,
         num_warps=config.num_warps,
         **({"launch_pdl": True} if card.has_dependent_launch else {}),
@@ -180,7 +174,7 @@ def attend_tiles(
 
 @triton.jit(
     do_not_specialize=["table_stride", "num_sequences", "window"],
-    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "query_start_loc_ptr", "places_ptr"],
+    do_not_specialize_on_alignment=["table_ptr", "seq_lens_ptr", "query_start_loc_ptr"],
 )
 def _attend_queries(
     query_ptr,
@@ -190,7 +184,6 @@ def _attend_queries(
     seq_lens_ptr,
     query_start_loc_ptr,
     out_ptr,
-    places_ptr,
     score_scale,
     cap_scale,
     value_scale,
@@ -214,7 +207,6 @@ def _attend_queries(
     STAGES: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_PLACES: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """One tile of query tokens with all query heads of one kv head. Later tiles, which see more keys, start first."""
@@ -271,5 +263,5 @@ def _attend_queries(
         HEAD_DIM, HEAD_DIM_PAD, BLOCK_SIZE, BLOCK_N, STAGES, HAS_CAP, HAS_WINDOW, True,
     )  # fmt: skip
     values = values * (value_scale / tl.maximum(sums, 1e-30))[:, None]
-    places = places_of(places_ptr, (heads * out_stride_h)[:, None] + dims[None, :], mask, HAS_PLACES)
-    tl.store(out_ptr + (token_rows * out_stride_t)[:, None] + places, values.to(out_ptr.dtype.element_ty), mask=mask)
+    out_offsets = (token_rows * out_stride_t + heads * out_stride_h)[:, None] + dims[None, :]
+    tl.store(out_ptr + out_offsets, values.to(out_ptr.dtype.element_ty), mask=mask)

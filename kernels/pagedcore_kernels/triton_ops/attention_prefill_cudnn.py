@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagedcore_kernels.reference.kv_cache import indexable
-from pagedcore_kernels.triton_ops.attention_common import LOG2_E, check_places, make_output
+from pagedcore_kernels.triton_ops.attention_common import LOG2_E, make_output
 
 MERGED_ROWS = 16
 LENGTH_UNIT = 1024
@@ -51,14 +51,12 @@ def paged_attention_prefill_cudnn(
     seq_len: int,
     scale: float,
     out: Tensor | None = None,
-    out_places: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T + causal mask) v of one sequence. Reference: `reference.attention.paged_attention`.
 
     `query` is [Q, H, D] in bf16 or fp16, the last Q of `seq_len` tokens whose keys are all in the caches [num_blocks, block_size, K, D],
     whose block size divides `LENGTH_UNIT`; `block_table` is [max_blocks]. Takes memory for the keys and values of the run or of the
-    longest piece, gathered, and for two results; with `out_places`, as of `paged_attention_decode`, for a third. For many queries. Not
-    for graphs: lengths are the host's.
+    longest piece, gathered, and for two results. For many queries. Not for graphs: lengths are the host's.
     """
     num_queries = query.shape[0]
     run = RunInPieces.of(num_queries, seq_len - num_queries)
@@ -68,26 +66,16 @@ def paged_attention_prefill_cudnn(
     keys, values = (_gather(cache, block_table, own_begin, seq_len, run.width).to(query.dtype) for cache in caches)
     result, log_sums = (x[:, real] for x in _attend(queries, keys, values, True, scale))
     if not run.pieces:
-        return _placed(result.transpose(0, 1), out, out_places)
-    target = out if out_places is None else None
+        result = result.transpose(0, 1)
+        return result if out is None else out.copy_(result)
     for begin, end in run.pieces:
         keys, values = (_gather(cache, block_table, begin, end, end - begin).to(query.dtype) for cache in caches)
         piece, piece_log_sums = (x[:, real] for x in _attend(queries, keys, values, False, scale))
         is_last = end == own_begin
-        merged = make_output(query, target) if is_last else torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        merged = make_output(query, out) if is_last else torch.empty(query.shape, dtype=torch.float32, device=query.device)
         log_sums = _merge(result, log_sums, piece, piece_log_sums, merged)
         result = merged.transpose(0, 1)
-    return merged if out_places is None else _placed(merged, out, out_places)
-
-
-def _placed(result: Tensor, out: Tensor | None, out_places: Tensor | None) -> Tensor:
-    """`result` [Q, H, D], or `out` with all of it, each element of a query's heads at its place."""
-    if out_places is None:
-        return result if out is None else out.copy_(result)
-    placed = make_output(result, out)
-    check_places(placed, out_places)
-    placed.flatten(1).index_copy_(1, out_places.long(), result.flatten(1))
-    return placed
+    return merged
 
 
 def _pad_queries(query: Tensor, run: RunInPieces) -> Tensor:

@@ -12,8 +12,10 @@ from pagedcore_kernels.triton_ops.attention_common import Card
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 128
 MAX_PREFIX_PARTS = 32
-MAX_PROGRAMS = 4
+MAX_PROGRAMS = 6
 """Decode programs of a multiprocessor up to which contexts are split."""
+MAX_STORED_IN_ORDER = 16
+"""Sequences whose results are stored in another order as they come; for more, a launch that reorders them is faster."""
 PROGRAMS_AT_ONCE = 3
 """Decode programs that a multiprocessor holds at least."""
 MIN_TILES_PER_PREFIX_PART = 2
@@ -95,21 +97,29 @@ def _measured_tile(shape: DecodeShape, card: Card) -> tuple[DecodeConfig, int]:
     """A tile for rows of 128 elements of 16 bits, and for how many programs a multiprocessor contexts are split; the splits come later.
 
     With two tiles in flight (five stages) a program reads on while it multiplies; with one, programs that run at once do that for one
-    another. Many rows gain by both, where the shared memory has room for three such programs.
+    another. Few rows gain by large tiles in flight and a program alone on its multiprocessor, many by both, where the shared memory has
+    room for three such programs.
     """
     rows = shape.num_rows / card.num_multiprocessors
+    is_short, has_single_heads = shape.max_seq_len <= 8192, shape.num_heads == shape.num_kv_heads
     if shape.element_bytes > 2:
         return DecodeConfig(32, 4, 3, 1), 3  # larger tiles of float32 do not stay in the registers
     has_small_sums = shape.head_dim <= 128 and shape.num_heads <= MIN_DOT_ROWS * shape.num_kv_heads
-    program_bytes = tiles_in_flight(5) * 64 * shape.row_bytes + SMALL_SUMS_SHARED_BYTES
-    if rows > 4 and has_small_sums and PROGRAMS_AT_ONCE * program_bytes <= card.shared_bytes:
-        return DecodeConfig(64, 2, 5, 1), 3
-    if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
-        return DecodeConfig(64, 4, 3, 1), MAX_PROGRAMS
+    program_bytes, wide_bytes = (tiles_in_flight(5) * keys * shape.row_bytes + SMALL_SUMS_SHARED_BYTES for keys in (64, 128))
+    if rows <= 1 and is_short and has_small_sums and wide_bytes <= card.shared_bytes:
+        return DecodeConfig(128, 4, 5, 1), 1
+    if has_small_sums and PROGRAMS_AT_ONCE * program_bytes <= card.shared_bytes:
+        if (1 < rows <= 1.5 and is_short) or 2 < rows <= PROGRAMS_AT_ONCE or rows > 4:
+            return DecodeConfig(64, 2, 5, 1), PROGRAMS_AT_ONCE
+        if 1.5 < rows <= 2 and is_short and has_single_heads and shape.max_seq_len > 1024:
+            return DecodeConfig(64, 2, 5, 1), MAX_PROGRAMS
+    if has_single_heads and shape.max_seq_len > 1024:
+        return DecodeConfig(64, 4, 3, 1), 4
     if rows <= 1:
         return DecodeConfig(64, 4, 5, 1), 1 if shape.max_seq_len <= 512 else 2
-    if rows <= 2 and shape.max_seq_len <= 8192:
-        return DecodeConfig(64, 8, 5, 1), 3
+    if rows <= 2 and is_short:
+        is_narrow = shape.num_heads <= 2 * shape.num_kv_heads and has_small_sums
+        return (DecodeConfig(64, 2, 3, 1), 4) if is_narrow else (DecodeConfig(64, 8, 5, 1), 3)
     if rows <= 2:
         return DecodeConfig(128, 4, 3, 1), 3
     return DecodeConfig(64, 2 if has_small_sums else 4, 3, 1), 3
@@ -123,20 +133,22 @@ def merged_slice(num_sequences: int, head_dim: int) -> int:
 def decodes_to_warm(shape: DecodeShape, card: Card) -> list[tuple[int, int]]:
     """Numbers of sequences, up to the shape's, and longest contexts, up to its own, with which every decode kernel is compiled.
 
-    Calls differ in their tile and in whether a context is split; merging them, in the number of parts and in the slice. Each is met
-    with the shortest context that needs it, so that a sliding window which needs it does not hide it. Once there are more rows
-    than programs for which a context is split, nothing changes with their number.
+    Calls differ in their tile and in whether a context is split; merging them, in the number of parts and in the slice; both, in how few
+    and many sequences' results may be stored. Each is met with the shortest context that needs it, so that a sliding window which
+    needs it does not hide it. Once there are many, more than programs for which a context is split, nothing changes with their number.
     """
     met: dict[tuple[object, ...], tuple[int, int]] = {}
-    num_rows = min(shape.num_sequences, MAX_PROGRAMS * card.num_multiprocessors // shape.num_kv_heads + 1)
+    last_split = MAX_PROGRAMS * card.num_multiprocessors // shape.num_kv_heads
+    num_rows = min(shape.num_sequences, max(last_split, MAX_STORED_IN_ORDER) + 1)
     powers = [1 << exponent for exponent in range(5, max(6, shape.max_seq_len.bit_length()))]
     contexts = {min(context, shape.max_seq_len) for power in powers for context in (power, power + 1)} | {shape.max_seq_len}
     for context, num_sequences in product(sorted(contexts), range(1, num_rows + 1)):
         config = choose_decode_config(replace(shape, num_sequences=num_sequences, max_seq_len=context), card)
-        met.setdefault((config.num_splits > 1, replace(config, num_splits=1)), (num_sequences, context))
+        are_few = num_sequences <= MAX_STORED_IN_ORDER
+        met.setdefault((are_few, config.num_splits > 1, replace(config, num_splits=1)), (num_sequences, context))
         if config.num_splits > 1:
             parts = triton.next_power_of_2(config.num_splits)
-            met.setdefault((parts, merged_slice(num_sequences, shape.head_dim)), (num_sequences, context))
+            met.setdefault((are_few, parts, merged_slice(num_sequences, shape.head_dim)), (num_sequences, context))
     return list(dict.fromkeys(met.values()))
 
 

@@ -203,12 +203,6 @@ def test_each_element_is_stored_at_its_place(config: DecodeConfig, num_heads: in
     problem = Problem(decode_sizes(1, 70, 0, 90, **heads))
     problem.assert_placed(partial(problem.decode, config))
     problem.assert_placed(partial(problem.decode_shared, problem.share(2, (0,)), PrefixConfig(SMALL_QUERY_TILES, 2)))
-    problem = Problem(Sizes(query_lens=(1, 1, 5, 17), seq_lens=(60, 5, 59, 17), **heads))
-    problem.assert_placed(partial(problem.mixed, 2))
-    for seq_len in (40, 1100):
-        problem = Problem(Sizes(query_lens=(40,), seq_lens=(seq_len,), **heads))
-        problem.assert_placed(problem.prefill_cudnn)
-        problem.assert_placed(partial(problem.prefill_cudnn, out=torch.full_like(problem.query, float("nan"))))
 
 
 def test_places_that_do_not_fit_are_refused() -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagedcore.batch import AttentionSpec, KVLayout, Rotation
+from pagedcore.batch import AttentionSpec, ElementOrder, KVLayout, Rotation
 from pagedcore.runtime import decode_graphs, shared_prefix
 from pagedcore.runtime.decode_graphs import DecodeGraphs, GraphOutput
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.model_runner import ModelRunner
-from pagedcore.runtime.triton_attention import PagedSequences, PrefixKeys, TritonAttention
+from pagedcore.runtime.triton_attention import PagedSequences, Prefill, PrefillRun, PrefixKeys, TritonAttention
+from pagedcore_kernels.triton_ops import attention_settings
 from support import runner_checks
 from support.runner_driver import make_runner
 from support.tiny_model import TinyModel
@@ -65,7 +66,9 @@ def test_rows_that_share_a_prefix_equal_alone(monkeypatch: pytest.MonkeyPatch) -
     runner_checks.check_rows_that_share_a_prefix_equal_alone("cpu")
 
 
-def attend(prefix: PrefixKeys | None, sliding_window: int | None) -> torch.Tensor:
+def attend(
+    prefix: PrefixKeys | None, sliding_window: int | None, order: ElementOrder | None = None, prefill: Prefill | None = None
+) -> torch.Tensor:
     """Two rows of 40 and 31 tokens, the first of blocks 0, 1, ..., the second of blocks 10, 11, ...; heads are unturned."""
     generator = torch.Generator().manual_seed(3)
     layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=16)
@@ -76,7 +79,7 @@ def attend(prefix: PrefixKeys | None, sliding_window: int | None) -> torch.Tenso
         block_tables=torch.arange(20, dtype=torch.int32).view(2, 10),
         seq_lens=torch.tensor([40, 31], dtype=torch.int32),
         max_seq_len=80,
-        prefill=None,
+        prefill=prefill,
         prefix=prefix,
     )
     half = torch.ones(1, 8)
@@ -85,7 +88,7 @@ def attend(prefix: PrefixKeys | None, sliding_window: int | None) -> torch.Tenso
         cos_sin=torch.cat((half, half * 0), 1), positions=still, cos=None, sin=None, query_norm=None, key_norm=None, eps=0.0
     )
     qkv = torch.randn(2, 4, 16, generator=generator)
-    spec = AttentionSpec(layer=0, num_heads=2, scale=0.25, sliding_window=sliding_window)
+    spec = AttentionSpec(layer=0, num_heads=2, scale=0.25, sliding_window=sliding_window, out_order=order)
     return TritonAttention(sequences, cache).attend(qkv, rotation, spec)
 
 
@@ -104,3 +107,23 @@ def test_the_keys_of_a_prefix_take_the_place_of_a_rows_own() -> None:
 
 def test_a_layer_with_a_window_reads_each_rows_own_keys() -> None:
     assert torch.equal(attend(prefix_keys(0, [32, 24]), 20), attend(None, 20))
+
+
+ALL_PROMPTS = Prefill(torch.tensor([0, 1, 2], dtype=torch.int32), 0, [PrefillRun(0, 2, 1)])
+BEHIND_ONE_ROW = Prefill(torch.tensor([0, 1, 2], dtype=torch.int32), 1, [PrefillRun(1, 2, 1)])
+IN_A_GRAPH = Prefill(torch.tensor([1, 1, 2], dtype=torch.int32), 2, [PrefillRun(0, 2, 1)], torch.tensor([40, 0], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("most_stored", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("prefix", "prefill"),
+    [(None, None), (prefix_keys(0, [32, 0]), None), (None, ALL_PROMPTS), (None, BEHIND_ONE_ROW), (None, IN_A_GRAPH)],
+    ids=["rows", "prefix", "prompts", "both", "graph"],
+)
+def test_elements_come_in_the_order_asked_for(
+    prefix: PrefixKeys | None, prefill: Prefill | None, most_stored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the kernel stores them so, or a launch puts them in order, or the one for the first rows and the other behind them."""
+    monkeypatch.setattr(attention_settings, "MAX_STORED_IN_ORDER", most_stored)
+    order = ElementOrder.of(torch.randperm(32, generator=torch.Generator().manual_seed(1)).int())
+    torch.testing.assert_close(attend(prefix, None, order, prefill), attend(None, None)[:, order.taken.long()])
