@@ -56,6 +56,11 @@ class DecodeShape:
         return self.num_sequences * self.num_kv_heads
 
     @property
+    def has_small_sums(self) -> bool:
+        """Whether two warps hold what a group of query heads sums up."""
+        return self.head_dim <= 128 and self.num_heads <= MIN_DOT_ROWS * self.num_kv_heads
+
+    @property
     def row_bytes(self) -> int:
         """Shared memory of a key and its value."""
         return 2 * triton.next_power_of_2(self.head_dim) * self.element_bytes
@@ -97,32 +102,33 @@ def _measured_tile(shape: DecodeShape, card: Card) -> tuple[DecodeConfig, int]:
     """A tile for rows of 128 elements of 16 bits, and for how many programs a multiprocessor contexts are split; the splits come later.
 
     With two tiles in flight (five stages) a program reads on while it multiplies; with one, programs that run at once do that for one
-    another. Few rows gain by large tiles in flight and a program alone on its multiprocessor, many by both, where the shared memory has
-    room for three such programs.
+    another. Up to a row a multiprocessor, large tiles in flight and one program there are fastest; above, as many small ones in flight as
+    run at once, if that leaves few places free.
     """
-    rows = shape.num_rows / card.num_multiprocessors
-    is_short, has_single_heads = shape.max_seq_len <= 8192, shape.num_heads == shape.num_kv_heads
+    rows, is_short = shape.num_rows / card.num_multiprocessors, shape.max_seq_len <= 8192
     if shape.element_bytes > 2:
         return DecodeConfig(32, 4, 3, 1), 3  # larger tiles of float32 do not stay in the registers
-    has_small_sums = shape.head_dim <= 128 and shape.num_heads <= MIN_DOT_ROWS * shape.num_kv_heads
-    program_bytes, wide_bytes = (tiles_in_flight(5) * keys * shape.row_bytes + SMALL_SUMS_SHARED_BYTES for keys in (64, 128))
-    if rows <= 1 and is_short and has_small_sums and wide_bytes <= card.shared_bytes:
+    has_room_for_large, has_room_for_small = _has_room(1, 128, shape, card), _has_room(PROGRAMS_AT_ONCE, 64, shape, card)
+    if rows <= 1 and is_short and has_room_for_large:
         return DecodeConfig(128, 4, 5, 1), 1
-    if has_small_sums and PROGRAMS_AT_ONCE * program_bytes <= card.shared_bytes:
-        if (1 < rows <= 1.5 and is_short) or 2 < rows <= PROGRAMS_AT_ONCE or rows > 4:
-            return DecodeConfig(64, 2, 5, 1), PROGRAMS_AT_ONCE
-        if 1.5 < rows <= 2 and is_short and has_single_heads and shape.max_seq_len > 1024:
-            return DecodeConfig(64, 2, 5, 1), MAX_PROGRAMS
-    if has_single_heads and shape.max_seq_len > 1024:
-        return DecodeConfig(64, 4, 3, 1), 4
+    if has_room_for_small and ((1 < rows <= 1.5 and is_short) or 2 < rows <= PROGRAMS_AT_ONCE or rows > 4):
+        return DecodeConfig(64, 2, 5, 1), PROGRAMS_AT_ONCE
+    if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
+        takes_small = has_room_for_small and 1 < rows <= 2 and is_short
+        return (DecodeConfig(64, 2, 5, 1), MAX_PROGRAMS) if takes_small else (DecodeConfig(64, 4, 3, 1), 4)
     if rows <= 1:
         return DecodeConfig(64, 4, 5, 1), 1 if shape.max_seq_len <= 512 else 2
-    if rows <= 2 and is_short:
-        is_narrow = shape.num_heads <= 2 * shape.num_kv_heads and has_small_sums
-        return (DecodeConfig(64, 2, 3, 1), 4) if is_narrow else (DecodeConfig(64, 8, 5, 1), 3)
-    if rows <= 2:
+    if rows <= 2 and not is_short:
         return DecodeConfig(128, 4, 3, 1), 3
-    return DecodeConfig(64, 2 if has_small_sums else 4, 3, 1), 3
+    if rows <= 2 and not (shape.has_small_sums and shape.num_heads <= 2 * shape.num_kv_heads):
+        return DecodeConfig(64, 8, 5, 1), 3
+    return DecodeConfig(64, 2 if shape.has_small_sums else 4, 3, 1), 4 if rows <= 2 else 3
+
+
+def _has_room(num_programs: int, block_n: int, shape: DecodeShape, card: Card) -> bool:
+    """Whether a multiprocessor holds so many programs with two tiles of so many keys in flight, and each the sums of its queries."""
+    program_bytes = tiles_in_flight(5) * block_n * shape.row_bytes + SMALL_SUMS_SHARED_BYTES
+    return shape.has_small_sums and num_programs * program_bytes <= card.shared_bytes
 
 
 def merged_slice(num_sequences: int, head_dim: int) -> int:
