@@ -57,8 +57,8 @@ class PagedSequences:
         """Tokens that the decode kernel stores in the order that is asked for: where few sequences are decoded, one each."""
         from pagedcore_kernels.triton_ops.attention_settings import MAX_STORED_IN_ORDER
 
-        others_are_among_them = self.prefill is not None and self.prefill.decode_lens is not None
-        return 0 if others_are_among_them or self.num_decodes > MAX_STORED_IN_ORDER else self.num_decodes
+        has_others_among_them = self.prefill is not None and self.prefill.decode_lens is not None
+        return 0 if has_others_among_them or self.num_decodes > MAX_STORED_IN_ORDER else self.num_decodes
 
     @property
     def decode_lens(self) -> Tensor:
@@ -154,12 +154,12 @@ class TritonAttention:
         out = torch.empty_like(query)
         num_decodes, order = sequences.num_decodes, spec.out_order
         num_ordered = 0 if order is None else sequences.num_stored_in_order
+        places = order.places if order is not None and num_ordered else None
         if num_decodes:
-            places = order.places if order is not None and num_ordered else None
             self._decode(query[:num_decodes], keys, values, out[:num_decodes], spec, places)
         if sequences.prefill is not None:
             self._prefill(sequences.prefill, query, keys, values, out, spec)
-        return out.flatten(1) if order is None else _in_order(out.flatten(1), num_ordered, order)
+        return out.flatten(1) if order is None or num_ordered == len(out) else _in_order(out.flatten(1), num_ordered, order)
 
     def _decode(self, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec, places: Tensor | None) -> None:
         """A layer with a window reads what a prefix has in its window with the rest."""
@@ -172,8 +172,8 @@ class TritonAttention:
         if prefix is None or window is not None:
             attend = partial(paged_attention_decode, query, keys, values, *paged, sliding_window=window)
         else:
-            shared = (prefix.table, prefix.lens)
-            attend = partial(paged_attention_decode_shared, query, keys, values, *shared, *paged, max_prefix_len=prefix.max_len)
+            shared = (query, keys, values, prefix.table, prefix.lens, *paged)
+            attend = partial(paged_attention_decode_shared, *shared, max_prefix_len=prefix.max_len)
         attend(scale=spec.scale, max_seq_len=sequences.max_seq_len, out=out, out_places=places)
 
     def _prefill(self, prefill: Prefill, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, spec: AttentionSpec) -> None:
@@ -210,8 +210,7 @@ class TritonAttention:
 
 def _in_order(out: Tensor, num_ordered: int, order: ElementOrder) -> Tensor:
     """[T, H * D] in order, as its first `num_ordered` rows are already."""
-    if num_ordered == 0:
-        return take_columns(out, order.taken)
-    if num_ordered < len(out):
-        out[num_ordered:] = take_columns(out[num_ordered:], order.taken)
-    return out
+    result = torch.empty_like(out)
+    result[:num_ordered] = out[:num_ordered]
+    take_columns(out[num_ordered:], order.taken, out=result[num_ordered:])
+    return result

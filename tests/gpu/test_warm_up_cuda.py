@@ -31,9 +31,10 @@ KINDS = [
         ("qwen2.5-7b", {}),
         ("llama2-7b-gptq", {}),
         ("llama2-7b-gptq-act-order", {}),
+        ("llama2-7b-gptq-act-order", {"enforce_eager": True}),
         ("llama2-7b-awq", {"enforce_eager": True}),
     ],
-    ids=["graphs", "eager", "fp8", "larger", "packed", "act-order", "packed, eager"],
+    ids=["graphs", "eager", "fp8", "larger", "packed", "act-order", "act-order, eager", "packed, eager"],
 )
 def test_traffic_of_every_kind_compiles_nothing(
     shape: str, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

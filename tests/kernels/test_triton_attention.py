@@ -117,9 +117,13 @@ def check_prefill_compiles(capability: int, *, query_len: int, num_heads: int, h
 def test_kernels_that_store_in_an_order_compile_for_each_card(capability: int) -> None:
     ones, lens, places = (1,) * 40, (40,) * 40, torch.arange(7 * 128).int()
     problem = Problem(Sizes(query_lens=ones, seq_lens=lens, num_heads=7, head_dim=128, dtype=torch.float16))
-    many = choose_decode_config(DecodeShape(600, 7, 1, 128, 2, 4096), Card(capability, 108))
-    assert_fits(compile_op(lambda: problem.decode(many, out_places=places), capability), capability, max_stack_bytes=96)
-    assert_fits(compile_op(lambda: problem.decode_shared(problem.share(1), out_places=places), capability), capability)
+    for num_sequences in (13, 16, 600):  # none is split: up to a row a multiprocessor, up to one and a half, many
+        config = choose_decode_config(DecodeShape(num_sequences, 56, 8, 128, 2, 4096), Card(capability, 108))
+        (kernel,) = compile_op(lambda config=config: problem.decode(replace(config, num_splits=1), out_places=places), capability)
+        assert_fits([kernel], capability, max_stack_bytes=96)
+    merged = compile_op(lambda: problem.decode_shared(problem.share(1), out_places=places), capability)
+    assert "_merge_parts" in {kernel.name for kernel in merged}
+    assert_fits(merged, capability)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -254,6 +258,7 @@ def test_a_prefix_is_parted_until_the_card_is_busy(num_sequences: int, max_prefi
         (28, 24, 4096, (64, 8, 5, 1)),
         (28, 8, 4096, (64, 2, 5, 3)),
         (28, 8, 1024, (64, 2, 3, 2)),
+        (28, 8, 32768, (64, 4, 3, 2)),
         (20, 16, 32768, (128, 4, 3, 2)),
         (48, 16, 300, (64, 2, 5, 1)),
         (64, 16, 300, (64, 2, 3, 1)),
@@ -268,7 +273,7 @@ def test_tiles_are_those_that_were_measured(num_sequences: int, num_heads: int, 
     assert (config.block_n, config.num_warps, config.num_stages, config.num_splits) == tile
 
 
-@pytest.mark.parametrize("card", [H200, Card(80, 108), Card(86, 84), Card(89, 142)])
+@pytest.mark.parametrize("card", [H200, Card(80, 108), Card(86, 84), Card(89, 142), Card(120, 170)])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "max_seq_len"), [(16, 8, 40960), (28, 4, 32768), (32, 32, 4096), (14, 2, 300), (71, 1, 2048)]
 )

@@ -102,6 +102,16 @@ def test_packed_and_plain_layers_run(
     check(load(pair.packed, dtype=torch.float16), met, short)
 
 
+def test_a_layer_counts_the_order_of_its_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_linear, "is_packed_on", lambda device, dtype: True)
+    pair = make_pair(tmp_path, gptq(group_size=32, act_order=True), **SIZES)
+    for layer in load(pair.packed, dtype=torch.float16)._layers:
+        out = layer._out.input_order
+        assert out is not None
+        norms = (layer._attention_norm, layer._mlp_norm)
+        assert layer.num_bytes == sum(linear.num_bytes for linear in layer.linears) + sum(norm.nbytes for norm in norms) + out.nbytes
+
+
 def zeros_that_differ_in(layer: int) -> StoredAs:
     """Elsewhere all groups have one zero point, with which kernels are compiled."""
     same, differing = gptq(group_size=64), gptq(group_size=64, symmetric=False)

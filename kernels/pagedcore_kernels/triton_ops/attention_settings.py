@@ -17,14 +17,14 @@ MAX_PROGRAMS = 6
 MAX_STORED_IN_ORDER = 16
 """Sequences whose results are stored in another order as they come; for more, a launch that reorders them is faster."""
 PROGRAMS_AT_ONCE = 3
-"""Decode programs that a multiprocessor holds at least."""
+"""Decode programs with tiles of 64 keys that a multiprocessor holds at least."""
 MIN_TILES_PER_PREFIX_PART = 2
 SHARE_UNIT = 32
 """A split's share of a context is a multiple of so many keys: less than a tile, so that short contexts are shared out too."""
 RESERVED_SHARED_BYTES = 12 * 1024
 """For what is in shared memory beside tiles: the query, the weights, table entries."""
 SMALL_SUMS_SHARED_BYTES = 8 * 1024
-"""The same, of up to 16 query heads of up to 128 elements."""
+"""The same, of up to 16 query heads of up to 128 elements, beside tiles of 64 keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def _measured_tile(shape: DecodeShape, card: Card) -> tuple[DecodeConfig, int]:
     """A tile for rows of 128 elements of 16 bits, and for how many programs a multiprocessor contexts are split; the splits come later.
 
     With two tiles in flight (five stages) a program reads on while it multiplies; with one, programs that run at once do that for one
-    another. Up to a row a multiprocessor, large tiles in flight and one program there are fastest; above, as many small ones in flight as
-    run at once, if that leaves few places free.
+    another. Up to a row a multiprocessor, of up to 8,192 keys, large tiles in flight and one program there are fastest; above, as many
+    small ones in flight as run at once, if that leaves few places free.
     """
     rows, is_short = shape.num_rows / card.num_multiprocessors, shape.max_seq_len <= 8192
     if shape.element_bytes > 2:
@@ -114,7 +114,7 @@ def _measured_tile(shape: DecodeShape, card: Card) -> tuple[DecodeConfig, int]:
     if has_room_for_small and ((1 < rows <= 1.5 and is_short) or 2 < rows <= PROGRAMS_AT_ONCE or rows > 4):
         return DecodeConfig(64, 2, 5, 1), PROGRAMS_AT_ONCE
     if shape.num_heads == shape.num_kv_heads and shape.max_seq_len > 1024:
-        takes_small = has_room_for_small and 1 < rows <= 2 and is_short
+        takes_small = has_room_for_small and rows <= 2 and is_short
         return (DecodeConfig(64, 2, 5, 1), MAX_PROGRAMS) if takes_small else (DecodeConfig(64, 4, 3, 1), 4)
     if rows <= 1:
         return DecodeConfig(64, 4, 5, 1), 1 if shape.max_seq_len <= 512 else 2
@@ -147,7 +147,8 @@ def decodes_to_warm(shape: DecodeShape, card: Card) -> list[tuple[int, int]]:
     last_split = MAX_PROGRAMS * card.num_multiprocessors // shape.num_kv_heads
     num_rows = min(shape.num_sequences, max(last_split, MAX_STORED_IN_ORDER) + 1)
     powers = [1 << exponent for exponent in range(5, max(6, shape.max_seq_len.bit_length()))]
-    contexts = {min(context, shape.max_seq_len) for power in powers for context in (power, power + 1)} | {shape.max_seq_len}
+    lengths = {length for power in powers for length in (power, power + 1, power + power // 8, power + power // 4)}
+    contexts = {min(length, shape.max_seq_len) for length in lengths} | {shape.max_seq_len}
     for context, num_sequences in product(sorted(contexts), range(1, num_rows + 1)):
         config = choose_decode_config(replace(shape, num_sequences=num_sequences, max_seq_len=context), card)
         are_few = num_sequences <= MAX_STORED_IN_ORDER

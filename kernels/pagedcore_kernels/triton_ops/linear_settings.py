@@ -43,27 +43,27 @@ class DotConfig:
 LinearConfig = RowConfig | DotConfig
 _ROW, _DOT = RowConfig, DotConfig
 _DOT_LATE = DotConfig(64, 128, prefetched_steps=0)
-_TWO_LATE = DotConfig(64, 128, splits=2, prefetched_steps=0)
-_FOUR_LATE = DotConfig(64, 128, splits=4, prefetched_steps=0)
-_SHORT_LATE = DotConfig(64, 128, num_stages=3, prefetched_steps=0)
+_TWO_SPLITS_LATE = DotConfig(64, 128, splits=2, prefetched_steps=0)
+_FOUR_SPLITS_LATE = DotConfig(64, 128, splits=4, prefetched_steps=0)
+_THREE_STAGES_LATE = DotConfig(64, 128, num_stages=3, prefetched_steps=0)
 
 # (in, out) -> configurations for 1, 2, up to 16, up to 32 and up to 64 rows on an H200: the fastest in replays of a graph, or others with
 # which a whole decode step was faster.
 _SM90: dict[tuple[int, int], tuple[LinearConfig, LinearConfig, DotConfig, DotConfig, DotConfig]] = {
     (1024, 4096): (_ROW(8, 1024), _ROW(4, 1024), _DOT(64, 128), _DOT(64, 128), _DOT_LATE),
-    (2048, 1024): (_ROW(1, 2048), _ROW(2, 2048), _FOUR_LATE, _FOUR_LATE, _FOUR_LATE),
+    (2048, 1024): (_ROW(1, 2048), _ROW(2, 2048), _FOUR_SPLITS_LATE, _FOUR_SPLITS_LATE, _FOUR_SPLITS_LATE),
     (1024, 6144): (_ROW(8, 1024), _ROW(4, 1024), _DOT(64, 128), _DOT(64, 128), _DOT_LATE),
-    (3072, 1024): (_ROW(1, 4096, 8), _ROW(2, 4096), _FOUR_LATE, _FOUR_LATE, _FOUR_LATE),
+    (3072, 1024): (_ROW(1, 4096, 8), _ROW(2, 4096), _FOUR_SPLITS_LATE, _FOUR_SPLITS_LATE, _FOUR_SPLITS_LATE),
     (1024, 151936): (_ROW(4, 1024, 2), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
     (4096, 12288): (_ROW(1, 4096, 8), _DOT(64, 128), _DOT_LATE, _DOT_LATE, _DOT_LATE),
-    (4096, 4096): (_ROW(1, 4096, 8), _DOT(64, 128, splits=2), _DOT(64, 128, splits=4), _FOUR_LATE, _TWO_LATE),
+    (4096, 4096): (_ROW(1, 4096, 8), _DOT(64, 128, splits=2), _DOT(64, 128, splits=4), _FOUR_SPLITS_LATE, _TWO_SPLITS_LATE),
     (4096, 22016): (_ROW(1, 4096, 8), _DOT(64, 64, 4, 6), _DOT_LATE, _DOT_LATE, _DOT_LATE),
-    (11008, 4096): (_ROW(4, 1024), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _FOUR_LATE, _TWO_LATE),
+    (11008, 4096): (_ROW(4, 1024), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _FOUR_SPLITS_LATE, _TWO_SPLITS_LATE),
     (4096, 32000): (_ROW(1, 4096, 8), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128), _DOT(64, 128)),
     (3584, 4608): (_ROW(4, 512, 2), _DOT_LATE, _DOT_LATE, _DOT_LATE, _DOT_LATE),
-    (3584, 3584): (_ROW(1, 4096, 8), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _FOUR_LATE, _FOUR_LATE),
-    (3584, 37888): (_ROW(2, 4096, 8), _DOT(64, 128, 4, 3), _DOT(64, 128, 4, 3), _SHORT_LATE, _SHORT_LATE),
-    (18944, 3584): (_ROW(2, 2048), _FOUR_LATE, _TWO_LATE, _FOUR_LATE, _FOUR_LATE),
+    (3584, 3584): (_ROW(1, 4096, 8), _DOT(64, 128, splits=4), _DOT(64, 128, splits=4), _FOUR_SPLITS_LATE, _FOUR_SPLITS_LATE),
+    (3584, 37888): (_ROW(2, 4096, 8), _DOT(64, 128, 4, 3), _DOT(64, 128, 4, 3), _THREE_STAGES_LATE, _THREE_STAGES_LATE),
+    (18944, 3584): (_ROW(2, 2048), _FOUR_SPLITS_LATE, _TWO_SPLITS_LATE, _FOUR_SPLITS_LATE, _FOUR_SPLITS_LATE),
 }  # fmt: skip
 
 

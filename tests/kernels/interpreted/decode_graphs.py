@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from pagedcore.batch import AttentionSpec, ElementOrder, KVLayout, Rotation
-from pagedcore.runtime import decode_graphs, shared_prefix
+from pagedcore.runtime import decode_graphs, shared_prefix, triton_attention
 from pagedcore.runtime.decode_graphs import DecodeGraphs, GraphOutput
 from pagedcore.runtime.kv_cache import KVCache
 from pagedcore.runtime.model_runner import ModelRunner
 from pagedcore.runtime.triton_attention import PagedSequences, Prefill, PrefillRun, PrefixKeys, TritonAttention
+from pagedcore_kernels import take_columns
 from pagedcore_kernels.triton_ops import attention_settings
 from support import runner_checks
 from support.runner_driver import make_runner
@@ -116,14 +117,23 @@ IN_A_GRAPH = Prefill(torch.tensor([1, 1, 2], dtype=torch.int32), 2, [PrefillRun(
 
 @pytest.mark.parametrize("most_stored", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("prefix", "prefill"),
-    [(None, None), (prefix_keys(0, [32, 0]), None), (None, ALL_PROMPTS), (None, BEHIND_ONE_ROW), (None, IN_A_GRAPH)],
+    ("prefix", "prefill", "num_decodes"),
+    [(None, None, 2), (prefix_keys(0, [32, 0]), None, 2), (None, ALL_PROMPTS, 0), (None, BEHIND_ONE_ROW, 1), (None, IN_A_GRAPH, 0)],
     ids=["rows", "prefix", "prompts", "both", "graph"],
 )
 def test_elements_come_in_the_order_asked_for(
-    prefix: PrefixKeys | None, prefill: Prefill | None, most_stored: int, monkeypatch: pytest.MonkeyPatch
+    prefix: PrefixKeys | None, prefill: Prefill | None, num_decodes: int, most_stored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the kernel stores them so, or a launch puts them in order, or the one for the first rows and the other behind them."""
+    reordered: list[int] = []
+
+    def noting(x: torch.Tensor, order: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        reordered.append(len(x))
+        return take_columns(x, order, out=out)
+
+    monkeypatch.setattr(triton_attention, "take_columns", noting)
     monkeypatch.setattr(attention_settings, "MAX_STORED_IN_ORDER", most_stored)
     order = ElementOrder.of(torch.randperm(32, generator=torch.Generator().manual_seed(1)).int())
     torch.testing.assert_close(attend(prefix, None, order, prefill), attend(None, None)[:, order.taken.long()])
+    num_stored = num_decodes if num_decodes <= most_stored else 0
+    assert reordered == [2 - num_stored] * (num_stored < 2)
