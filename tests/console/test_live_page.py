@@ -146,6 +146,7 @@ def test_a_request_is_found_and_opened_by_keyboard_and_shows_its_timeline_and_it
         page.focus("#tab-now")
         page.keyboard.press("ArrowRight")
         assert page.get_attribute("#tab-requests", "aria-selected") == "true"
+        page.wait_for_selector("tr[data-id='first']")  # until the rows are there, none of them is missing
         page.fill("#search", "SECOND")
         page.locator("tr[data-id='first']").wait_for(state="detached")
         assert page.locator("tr[data-id]").count() == 1
