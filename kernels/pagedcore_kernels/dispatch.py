@@ -77,13 +77,13 @@ def packed_linear(x: Tensor, packed: PackedWeights, bias: Tensor | None = None) 
     return triton_packed.packed_linear(x, packed, bias)
 
 
-def take_columns(x: Tensor, order: Tensor) -> Tensor:
-    """`x[:, order]`: [M, K], [K] int32 -> [M, K]."""
+def take_columns(x: Tensor, order: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`x[:, order]`: [M, K], [K] int32 -> [M, K]; `out`, contiguous, if it is given."""
     if not uses_triton(x):
-        return x.index_select(1, order)
+        return torch.index_select(x, 1, order, out=out)
     from pagedcore_kernels.triton_ops import take_columns as triton_columns
 
-    return triton_columns.take_columns(x, order)
+    return triton_columns.take_columns(x, order, out=out)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

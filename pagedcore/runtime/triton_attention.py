@@ -209,8 +209,8 @@ class TritonAttention:
 
 
 def _in_order(out: Tensor, num_ordered: int, order: ElementOrder) -> Tensor:
-    """[T, H * D] in order, as its first `num_ordered` rows are already. Changes `out` where there are such."""
-    if num_ordered == 0:
-        return take_columns(out, order.taken)
-    out[num_ordered:] = take_columns(out[num_ordered:], order.taken)
-    return out
+    """[T, H * D] in order, as its first `num_ordered` rows are already."""
+    result = torch.empty_like(out)
+    result[:num_ordered] = out[:num_ordered]
+    take_columns(out[num_ordered:], order.taken, out=result[num_ordered:])
+    return result

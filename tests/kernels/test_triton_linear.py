@@ -121,8 +121,8 @@ def test_buckets_of_rows(num_rows: int, bucket: int) -> None:
         (17, 512, 4608, False),
         (1, 512, 4609, True),
         (2, 512, 4609, False),
-        (1, 3584, 4608, True),
-        (2, 3584, 4608, False),
+        (16, 3584, 4608, True),
+        (17, 3584, 4608, False),
     ],
 )
 def test_products_are_taken_up_to_the_rows_that_were_measured(

@@ -151,8 +151,9 @@ def test_8_bit_codes_less_their_zero_point_are_exact(zero: int, dtype: torch.dty
     expansion = expand_less_zero(dtype)
     for register, slices in words_of(8):
         for index, codes in enumerate(slices):
-            addend = single(-(expansion.offsets[index] + zero))
-            assert torch.equal(unpair(run_ptx(expansion.asm[index], [register, addend, addend]), dtype), codes - zero)
+            offset = -(expansion.offsets[index] + zero)
+            addends = [pair([offset, offset], dtype)] if dtype == torch.float16 else [single(offset)] * 2
+            assert torch.equal(unpair(run_ptx(expansion.asm[index], [register, *addends]), dtype), codes - zero)
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
@@ -181,14 +182,25 @@ def test_a_zero_point_in_the_low_bits_of_a_float16_scale_is_rounded_away() -> No
         assert torch.equal(packed.scales[0, : len(scales), None].half(), scales)
 
 
-@pytest.mark.parametrize("dtype", HALF_TYPES)
-def test_8_bit_weights_are_rounded_once(dtype: torch.dtype) -> None:
-    expansion, scale, zero = expand_scaled(dtype, 8), 0.01171112060546875, 77
+@pytest.mark.parametrize("scale", [0.01171112060546875, 3 * 2.0**-23], ids=["normal", "subnormal"])
+@pytest.mark.parametrize("zero", [0, 77, 255])
+def test_8_bit_weights_are_rounded_once(zero: int, scale: float) -> None:
+    expansion = expand_scaled(torch.float16, 8)
+    assert torch.tensor(scale).half().item() == scale
+    for register, slices in words_of(8):
+        for index, codes in enumerate(slices):
+            operands = [pair([value] * 2, torch.float16) for value in (-(expansion.offsets[index] + zero) / 64, scale * 64)]
+            weights = unpair(run_ptx(expansion.asm[index], [register, *operands]), torch.float16)
+            assert torch.equal(weights, ((codes - zero) * scale).half().double())
+
+
+def test_8_bit_weights_of_bfloat16_are_rounded_once() -> None:
+    expansion, scale, zero = expand_scaled(torch.bfloat16, 8), 0.01171112060546875, 77
     for register, slices in words_of(8):
         for index, codes in enumerate(slices):
             addend, factor = single(-(expansion.offsets[index] + zero)), single(scale)
-            weights = unpair(run_ptx(expansion.asm[index], [register, addend, addend, factor, factor]), dtype)
-            assert torch.equal(weights, ((codes - zero) * scale).float().to(dtype).double())
+            weights = unpair(run_ptx(expansion.asm[index], [register, addend, addend, factor, factor]), torch.bfloat16)
+            assert torch.equal(weights, ((codes - zero) * scale).float().bfloat16().double())
 
 
 # --- compiled for every card ------------------------------------------------------------------------------------------
@@ -209,7 +221,10 @@ def compile_packed(
     return compile_op(lambda: packed_linear(x, packed, out=out), capability)
 
 
-@pytest.mark.parametrize(("num_rows", "bits", "dtype"), [(1, 4, torch.bfloat16), (64, 4, torch.float16), (128, 8, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("num_rows", "bits", "dtype"),
+    [(1, 4, torch.bfloat16), (8, 8, torch.float16), (64, 4, torch.float16), (64, 8, torch.float16), (128, 8, torch.bfloat16)],
+)
 @pytest.mark.parametrize("capability", [86, 90])
 def test_products_compile(num_rows: int, bits: int, dtype: torch.dtype, capability: int) -> None:
     assert_fits(compile_packed(num_rows, (512, 1024, 128), dtype, capability, bits=bits), capability)

@@ -53,6 +53,10 @@ def _mul(dtype: torch.dtype):
     return lambda a, b: pair((unpair(a, dtype) * unpair(b, dtype)).tolist(), dtype)
 
 
+def _add(dtype: torch.dtype):
+    return lambda a, b: pair((unpair(a, dtype) + unpair(b, dtype)).tolist(), dtype)
+
+
 def _prmt(a: int, b: int, selector: int) -> int:
     octets = [(a | b << 32) >> 8 * index & 255 for index in range(8)]
     return sum(octets[selector >> 4 * place & 7] << 8 * place for place in range(4))
@@ -72,6 +76,7 @@ _RULES = {
     "mul.f32": lambda a, b: single(_float(a) * _float(b)),
     "fma.rn.f16x2": _fma(torch.float16),
     "fma.rn.bf16x2": _fma(torch.bfloat16),
+    "add.rn.f16x2": _add(torch.float16),
     "mul.rn.f16x2": _mul(torch.float16),
     "cvt.rn.f16x2.f32": lambda high, low: pair([_float(low), _float(high)], torch.float16),
     "cvt.rn.bf16x2.f32": lambda high, low: pair([_float(low), _float(high)], torch.bfloat16),

@@ -140,7 +140,7 @@ def attend_splits(
         STAGES=config.num_stages,
         HAS_CAP=scores.has_cap,
         HAS_PREFIX=prefix_lens is not None,
-        HAS_PLACES=out_places is not None,
+        HAS_PLACES=out_places is not None and parts.num_parts == 1,
         IS_SPLIT=parts.num_parts > 1,
         USE_PDL=uses_pdl,
         PREFETCHED_LINES=max(1, head_dim_pad * key_cache.element_size() // LINE_BYTES) if uses_pdl and config.prefetch else 0,

@@ -13,6 +13,11 @@ from pagedcore_kernels.triton_ops.dequantize import codes_of_slice, split_scale
 
 _FLOAT32_UNIT = 2.0**23
 """Or-ed into the lowest bits of this float32, an integer of 8 bits is added to it."""
+_FLOAT16_UNIT = 1024.0
+"""The same of float16."""
+_SCALE_UNIT = tl.constexpr(2.0**6)
+"""Scales of 8-bit codes are multiplied by it before they become float16, and codes divided: one that is not a float16 number loses no bits
+down to 2^-20. A scale of 1024 or more is too large: 64 times it is past the largest float16 number anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,12 @@ def expand_raw(dtype: torch.dtype) -> Expansion:
 
 
 def expand_less_zero(dtype: torch.dtype) -> Expansion:
-    """8-bit codes less their zero points, by way of float32: exact in both types."""
+    """8-bit codes less their zero points: exact in both types, in bfloat16 by way of float32."""
     if INTERPRETED:
         return Expansion(None, "", (0.0,) * 2, (1.0,) * 2)
+    if dtype == torch.float16:
+        asm = tuple(_asm(_halves(slice_index), "add.rn.f16x2 $0, t, $2;") for slice_index in (0, 1))
+        return Expansion(asm, "=r,r,r", (_FLOAT16_UNIT,) * 2, (1.0,) * 2)
     asm = tuple(_asm(_wide(slice_index), _narrow(dtype)) for slice_index in (0, 1))
     return Expansion(asm, "=r,r,f,f", (_FLOAT32_UNIT,) * 2, (1.0,) * 2)
 
@@ -57,11 +65,15 @@ def expand_less_zero(dtype: torch.dtype) -> Expansion:
 def expand_scaled(dtype: torch.dtype, bits: int) -> Expansion:
     """Whole weights: (code - zero) * scale, rounded to `dtype`.
 
-    8 bits: computed in float32. 4 bits: in `dtype`, where code - zero is exact (1024 + code, or 1024 + 16 code times 1/16, in float16;
-    128 + code in bfloat16); a float16 scale is rounded, a bfloat16 one comes in two parts that hold 16 bits together.
+    In `dtype`, where code - zero is exact (1024 + code, or 1024 + 16 code times 1/16, in float16; 128 + a code of 4 bits in bfloat16); a
+    float16 scale is rounded, a bfloat16 one comes in two parts that hold 16 bits together. 8 bits in bfloat16: in float32.
     """
     if INTERPRETED:
         return Expansion(None, "", (0.0,) * (16 // bits), (1.0,) * (16 // bits))
+    if bits == 8 and dtype == torch.float16:
+        scaled = "mov.b32 f, 0x24002400; fma.rn.f16x2 t, t, f, $2; mul.rn.f16x2 $0, t, $3;"  # f: 1 / _SCALE_UNIT
+        asm = tuple(_asm(_halves(slice_index), scaled) for slice_index in (0, 1))
+        return Expansion(asm, "=r,r,r,r", (_FLOAT16_UNIT,) * 2, (1.0,) * 2)
     if bits == 8:
         scaled = "mul.f32 a, a, $4; mul.f32 b, b, $5; "
         asm = tuple(_asm(_wide(slice_index), scaled + _narrow(dtype)) for slice_index in (0, 1))
@@ -89,6 +101,11 @@ def _masked(shift: int, mask: str, bits: str) -> str:
     return f"shr.b32 t, $1, {shift}; lop3.b32 t, t, {mask}, {bits}, 0xEA;"
 
 
+def _halves(slice_index: int) -> str:
+    """t: the float16 numbers 1024 + the byte of each half of the register."""
+    return f"prmt.b32 t, $1, 0x64646464, 0x4{slice_index + 2}4{slice_index};"
+
+
 def _wide(slice_index: int) -> str:
     """a and b: the float32 numbers of a byte in each half of the register, plus the operands."""
     bytes_of = (f"prmt.b32 {name}, $1, 0x4B000000, 0x754{slice_index + half};" for name, half in (("a", 0), ("b", 2)))
@@ -110,11 +127,13 @@ def expand_codes(words, x, slice_index: tl.constexpr, ASM: tl.constexpr, CONSTRA
 
 @triton.jit
 def expand_differences(words, addend, x, slice_index: tl.constexpr, ASM: tl.constexpr, CONSTRAINTS: tl.constexpr) -> tl.tensor:
-    """The 8-bit codes of one slice plus `addend`, float32 and broadcast, as `expand_less_zero` says, in x's type."""
+    """The 8-bit codes of one slice plus `addend`, float32 [rows of words, 1], as `expand_less_zero` says, in x's type."""
     if ASM is None:
         return (codes_of_slice(words, slice_index, 8).to(tl.float32) + addend).to(x.dtype)
     else:
-        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, [words, addend], dtype=x.dtype, is_pure=True, pack=2)
+        addend = addend.to(tl.float16) if x.dtype == tl.float16 else addend
+        operands = [words, tl.broadcast_to(addend, words.shape)]
+        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, operands, dtype=x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
@@ -134,6 +153,11 @@ def expand_weights(
     if ASM is None:
         scale, zero = split_scale(scale, ZERO)
         return ((codes_of_slice(words, slice_index, BITS).to(tl.float32) - zero) * scale).to(x.dtype)
+    elif BITS == 8 and x.dtype == tl.float16:
+        addend = _less_zero(scale, x, OFFSETS[slice_index], ZERO) * (1.0 / _SCALE_UNIT)
+        scale = (scale * _SCALE_UNIT).to(x.dtype)
+        operands = [words, tl.broadcast_to(addend.to(x.dtype), wide_shape), tl.broadcast_to(scale, wide_shape)]
+        return tl.inline_asm_elementwise(ASM[slice_index], CONSTRAINTS, operands, dtype=x.dtype, is_pure=True, pack=2)
     elif BITS == 8:
         scale, zero = split_scale(scale, ZERO)
         addend = tl.broadcast_to(0.0 - (zero + OFFSETS[slice_index]), wide_shape)
@@ -154,7 +178,10 @@ def expand_weights(
 
 @triton.jit
 def _less_zero(scale, x, OFFSET: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
-    """-(OFFSET + zero point) of 4-bit codes in x's type, exactly: above -1024 and -128 the lowest bits of the number are the zero point."""
+    """-(OFFSET + zero point) in x's type, exactly: above -1024 and -128 the lowest bits of the number are the zero point.
+
+    Of 8-bit codes in float16 alone.
+    """
     if ZERO >= 0:
         return tl.full(scale.shape, 0.0 - (OFFSET + ZERO), x.dtype)
     else:

@@ -104,8 +104,8 @@ def _add_block(
                 products = tl.dot(expand_codes(words, x, slice_index + step, ASM, CONSTRAINTS), x, products)
                 row_sums = tl.dot(ones, x, row_sums)
             else:
-                addend = tl.broadcast_to((0.0 - offset)[:, None], words.shape)
-                products = tl.dot(expand_differences(words, addend, x, slice_index + step, ASM, CONSTRAINTS), x, products)
+                differences = expand_differences(words, (0.0 - offset)[:, None], x, slice_index + step, ASM, CONSTRAINTS)
+                products = tl.dot(differences, x, products)
         if BITS == 4:
             products -= row_sums * (offset * (1.0 / FACTORS[slice_index]))[:, None]
             scale *= FACTORS[slice_index]

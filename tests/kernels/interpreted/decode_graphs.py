@@ -127,9 +127,9 @@ def test_elements_come_in_the_order_asked_for(
     """Whether the kernel stores them so, or a launch puts them in order, or the one for the first rows and the other behind them."""
     reordered: list[int] = []
 
-    def noting(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    def noting(x: torch.Tensor, order: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
         reordered.append(len(x))
-        return take_columns(x, order)
+        return take_columns(x, order, out=out)
 
     monkeypatch.setattr(triton_attention, "take_columns", noting)
     monkeypatch.setattr(attention_settings, "MAX_STORED_IN_ORDER", most_stored)
