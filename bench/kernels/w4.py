@@ -1,4 +1,4 @@
-"""`python -m bench.kernels.w4 [--sweep] [--shape 4096x22016] [--rows 1 64] [--bits 8] [--dtype bfloat16] [--asymmetric] [--json FILE]`:
+"""`python -m bench.kernels.w4 [--sweep] [--shape 4096x22016] [--rows 1 64] [--bits 8] [--dtype bfloat16] [--asymmetric] [--csv FILE]`:
 packed weights.
 
 Replays of a CUDA graph over weights that are rotated over more than 260 MB, beside a 16-bit matrix in the same process: the faster of
@@ -10,12 +10,11 @@ settings pick.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +24,14 @@ import triton
 from torch import Tensor
 
 from bench.kernels.linear import MAX_RELATIVE_ERROR, READ_BYTES_PER_S, ROTATED_BYTES, relative_error, time_replays
+from bench.kernels.w4_results import Measured, append, tile_name
 from pagedcore_kernels.dispatch import linear
 from pagedcore_kernels.packed_weights import PackedWeights
 from pagedcore_kernels.triton_ops.attention_common import card_of
 from pagedcore_kernels.triton_ops.dequantize import dequantize
 from pagedcore_kernels.triton_ops.packed_linear import packed_linear
 from pagedcore_kernels.triton_ops.packed_settings import (
+    SPLITS,
     FewRowsConfig,
     ManyRowsConfig,
     PackedConfig,
@@ -45,7 +46,6 @@ GROUP_SIZE = 128
 EXPANDED = "expanded"
 """In place of a configuration: the weights written out, then torch's product."""
 
-SPLITS = (1, 2, 3, 4, 6, 8)
 MIN_PROGRAMS = 80
 
 Way = PackedConfig | str
@@ -56,21 +56,16 @@ _FEW, _MANY = FewRowsConfig, ManyRowsConfig
 class Line:
     """One timed way of multiplying."""
 
-    in_features: int
-    out_features: int
-    rows: int
+    measured: Measured
     way: str
-    us: float
     floor_us: float
-    plain_us: float
-    relative_error: float
     is_chosen: bool
 
     def __str__(self) -> str:
-        mark = "chosen" if self.is_chosen else ""
-        sizes = f"{self.in_features:5}->{self.out_features:<5} {self.rows:3} rows {mark:6}"
-        beside = f"plain {self.plain_us:6.2f}, {self.plain_us / self.us:4.2f}x"
-        return f"{sizes} {self.us:7.2f} us {self.floor_us / self.us:4.0%}; {beside} {self.way}"
+        one, mark = self.measured, "chosen" if self.is_chosen else ""
+        sizes = f"{one.in_features:5}->{one.out_features:<5} {one.rows:3} rows {mark:6}"
+        beside = f"plain {one.plain_us:6.2f}, {one.plain_us / one.us:4.2f}x"
+        return f"{sizes} {one.us:7.2f} us {self.floor_us / one.us:4.0%}; {beside} {self.way}"
 
 
 class Problem:
@@ -160,7 +155,7 @@ class Report:
             chosen = problem.chosen(rows)
             ways = list(dict.fromkeys([chosen, *(problem.ways(rows) if self.sweep else ())]))
             lines = [line for way in ways if (line := attempt(problem, x, expected, way, plain_us, is_chosen=way == chosen)) is not None]
-            for line in sorted(lines, key=lambda line: (not line.is_chosen, line.us))[: 5 if self.sweep else 1]:
+            for line in sorted(lines, key=lambda line: (not line.is_chosen, line.measured.us))[: 5 if self.sweep else 1]:
                 print(line, flush=True)
             self.lines += lines
 
@@ -179,7 +174,9 @@ def attempt(problem: Problem, x: Tensor, expected: Tensor, way: Way, plain_us: f
     except (RuntimeError, triton.runtime.errors.OutOfResources) as refused:
         print(f"{sizes} {way}: {str(refused).splitlines()[0][:160]}")
         return None
-    return Line(*sizes, repr(way), us, problem.read_bytes / READ_BYTES_PER_S * 1e6, plain_us, error, is_chosen)
+    tile, splits = ("expanded", 1) if isinstance(way, str) else (tile_name(way), way.splits)
+    measured = Measured(problem.bits, str(x.dtype).removeprefix("torch."), *sizes, tile, splits, us, plain_us)
+    return Line(measured, repr(way), problem.read_bytes / READ_BYTES_PER_S * 1e6, is_chosen)
 
 
 def compile_all(problems: list[Problem], rows: list[int], sweep: bool) -> None:
@@ -202,7 +199,7 @@ def shape(text: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="append one line for each result to this file")
+    parser.add_argument("--csv", type=Path, help="append one line for each result to this file")
     parser.add_argument("--sweep", action="store_true", help="try a grid of configurations for each shape")
     parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
     parser.add_argument("--asymmetric", action="store_true", help="a zero point of its own for each group, as AWQ has")
@@ -219,9 +216,8 @@ def main() -> None:
     for problem in problems:
         report.bench(problem)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, {time.monotonic() - started:.0f} s")
-    if args.json:
-        with args.json.open("a") as file:
-            file.writelines(json.dumps(asdict(line)) + "\n" for line in report.lines)
+    if args.csv:
+        append([line.measured for line in report.lines], args.csv)
 
 
 if __name__ == "__main__":

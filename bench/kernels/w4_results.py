@@ -1,74 +1,140 @@
-"""`python -m bench.kernels.w4_results FILE`: what a sweep of `bench.kernels.w4 --sweep --json FILE` says.
+"""`python -m bench.kernels.w4_results [FILE ...]`: what sweeps of `bench.kernels.w4 --sweep --csv FILE` say of the settings' choices.
 
-For each matrix and number of rows: the fastest way that was tried, and how much longer the settings' choice takes, and the rule's that
-stands in where nothing was measured. Needs no GPU; `pagedcore bench products` draws what the choices reach.
+For each matrix and number of rows: the fastest way that was tried, how much longer the choice takes, and how it stands beside 16 bit; then
+for bits and rows the mean and the worst. Needs no GPU. Without a file: the sweeps on an H200 that are kept here, of each place with the
+tiles in use and the fastest. `bench.kernels.w4_fit` finds the times of tiles with which choices are best.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import dataclass, field
+import csv
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
 
 from pagedcore_kernels.packed_weights import PackedWeights
 from pagedcore_kernels.triton_ops.attention_common import Card
-from pagedcore_kernels.triton_ops.packed_settings import choose_packed_config, config_by_rule
+from pagedcore_kernels.triton_ops.packed_settings import FewRowsConfig, PackedConfig, choose_packed_config
 
 H200 = Card(90, 132)
+KEPT = Path(__file__).parents[1] / "results" / "h200-packed-tiles.csv"
 GROUP_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One line: microseconds of a product with packed weights, and of the faster one in 16 bit."""
+
+    bits: int
+    dtype: str
+    in_features: int
+    out_features: int
+    rows: int
+    tile: str
+    splits: int
+    us: float
+    plain_us: float
 
 
 @dataclass
 class Place:
-    """One matrix and number of rows: microseconds of each way that was tried, and of torch's product."""
+    """One matrix and number of rows: microseconds of each tile and number of splits that were tried, and of the product in 16 bit."""
 
+    bits: int
+    dtype: str
     in_features: int
     out_features: int
     rows: int
     plain_us: float
-    us: dict[str, float] = field(default_factory=dict)
+    us: dict[tuple[str, int], float] = field(default_factory=dict)
 
     @property
     def best_us(self) -> float:
         return min(self.us.values())
 
+    @property
+    def chosen_us(self) -> float | None:
+        """None where the choice was not tried."""
+        config = choose_packed_config(self.rows, matrix(self.in_features, self.out_features, self.bits), H200)
+        return self.us.get((tile_name(config), config.splits))
+
     def __str__(self) -> str:
-        weights = matrix(self.in_features, self.out_features)
-        table, rule = (self._ratio(repr(choose(self.rows, weights, H200))) for choose in (choose_packed_config, config_by_rule))
-        gain = self.plain_us / self.best_us
-        return (
-            f"{self.in_features:5}->{self.out_features:<5} {self.rows:3} rows: best {self.best_us:6.2f} us, {gain:4.2f}x torch; "
-            f"chosen {table}, rule {rule} of the best"
-        )
-
-    def _ratio(self, way: str) -> str:
-        return f"{self.us[way] / self.best_us:.2f}x" if way in self.us else "not tried"
+        sizes = f"{self.bits} bits {self.dtype:8} {self.in_features:5}->{self.out_features:<5} {self.rows:3} rows"
+        (tile, splits), best_us = min(self.us.items(), key=lambda item: item[1])
+        best = f"{sizes}: best {best_us:6.2f} us ({tile} x {splits})"
+        if (chosen_us := self.chosen_us) is None:
+            return f"{best}; chosen: not tried"
+        return f"{best}; chosen {chosen_us:6.2f}, {chosen_us / best_us:4.2f} of it, {self.plain_us / chosen_us:4.2f}x 16 bit"
 
 
-def matrix(in_features: int, out_features: int) -> PackedWeights:
-    """Of 4 bits, without contents."""
-    words = torch.empty(out_features // 64, in_features // 256, 64, 64, dtype=torch.int16, device="meta")
+def tile_name(config: PackedConfig) -> str:
+    """All of a configuration but its splits, short."""
+    if isinstance(config, FewRowsConfig):
+        registers = "" if config.max_registers is None else f" r{config.max_registers}"
+        return f"few {config.block_n} {config.num_warps} {config.num_stages} m{config.block_m}{registers}"
+    return f"many {config.block_m} {config.block_n} {config.step} {config.num_warps} {config.num_stages}"
+
+
+def matrix(in_features: int, out_features: int, bits: int = 4) -> PackedWeights:
+    """Without contents."""
+    words = torch.empty(out_features // 64, in_features * bits // 1024, 64, 64, dtype=torch.int16, device="meta")
     scales = torch.empty(in_features // GROUP_SIZE, out_features, device="meta")
-    return PackedWeights(words, scales, out_features, in_features, GROUP_SIZE, 8)
+    return PackedWeights(words, scales, out_features, in_features, GROUP_SIZE, 1 << (bits - 1), bits)
 
 
-def read(path: Path) -> list[Place]:
-    """By shape, then rows. Of two lines for one way the later one counts."""
-    places: dict[tuple[int, int, int], Place] = {}
-    for line in map(json.loads, path.read_text().splitlines()):
-        key = (line["in_features"], line["out_features"], line["rows"])
-        places.setdefault(key, Place(*key, line["plain_us"])).us[line["way"]] = line["us"]
-    return [places[key] for key in sorted(places)]
+def append(lines: Iterable[Measured], path: Path) -> None:
+    names = [column.name for column in fields(Measured)]
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows({**asdict(line), "us": f"{line.us:.2f}", "plain_us": f"{line.plain_us:.2f}"} for line in lines)
+
+
+def read(*paths: Path) -> list[Place]:
+    """By bits, type, shape and rows. Of several lines for one way the mean counts; of 16 bit the least."""
+    lines: dict[tuple[int, str, int, int, int], list[Measured]] = defaultdict(list)
+    for path in paths:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                one = measured_of(row)
+                lines[one.bits, one.dtype, one.in_features, one.out_features, one.rows].append(one)
+    return [place_of(lines[key]) for key in sorted(lines)]
+
+
+def measured_of(row: dict[str, str]) -> Measured:
+    sizes = (int(row["in_features"]), int(row["out_features"]), int(row["rows"]))
+    return Measured(int(row["bits"]), row["dtype"], *sizes, row["tile"], int(row["splits"]), float(row["us"]), float(row["plain_us"]))
+
+
+def place_of(lines: list[Measured]) -> Place:
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for line in lines:
+        if line.tile != "expanded":
+            times[line.tile, line.splits].append(line.us)
+    first = lines[0]
+    place = Place(first.bits, first.dtype, first.in_features, first.out_features, first.rows, min(line.plain_us for line in lines))
+    place.us = {way: statistics.fmean(us) for way, us in times.items()}
+    return place
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    for place in read(parser.parse_args().file):
+    parser.add_argument("files", type=Path, nargs="*", default=[KEPT])
+    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for place in read(*parser.parse_args().files):
         print(place)
+        if (chosen_us := place.chosen_us) is not None:
+            ratios[place.bits, place.rows].append(chosen_us / place.best_us)
+    for (bits, rows), found in sorted(ratios.items()):
+        mean, most = statistics.fmean(found), max(found)
+        print(f"{bits} bits, {rows:3} rows: {len(found):2} places, chosen takes {mean:.3f} of the fastest, at most {most:.3f}")
 
 
 if __name__ == "__main__":

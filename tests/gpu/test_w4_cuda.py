@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -23,7 +23,7 @@ from pagedcore_kernels.packed_weights import PackedWeights, pack_weights
 from pagedcore_kernels.reference import packed_linear as reference
 from pagedcore_kernels.triton_ops.dequantize import dequantize
 from pagedcore_kernels.triton_ops.packed_linear import packed_linear
-from pagedcore_kernels.triton_ops.packed_settings import FewRowsConfig, ManyRowsConfig, PackedConfig
+from pagedcore_kernels.triton_ops.packed_settings import LARGE_TILES, ROW_BUCKETS, FewRowsConfig, ManyRowsConfig, PackedConfig
 from pagedcore_kernels.triton_ops.split_k import SplitKWorkspace, split_k_workspace
 from pagedcore_kernels.triton_ops.take_columns import take_columns
 
@@ -125,11 +125,17 @@ BY_CONFIG = [
     for configs, numbers_of_rows in ((FEW_CONFIGS, (1, 16)), (MANY_CONFIGS, (1, 40, 160)))
     for config, rows, (dtype, bits) in product(configs, numbers_of_rows, OPERANDS)
 ]
+BY_TILE = [
+    Problem(most_rows, (1024, 2048, 128), dtype, bits, uniform, replace(tile.config, splits=3))
+    for bits, buckets in LARGE_TILES.items()
+    for most_rows, tiles in zip(ROW_BUCKETS, buckets, strict=False)
+    for tile, (dtype, uniform) in product(tiles, ((FLOAT16, True), (BFLOAT16, False)))
+]
 OF_7B = [(4096, 4096, 128), (4096, 11008, 128), (22016, 4096, 128), (12288, 4096, 128)]
 BY_7B_SHAPE = [Problem(rows, shape, FLOAT16, uniform=True) for shape, rows in product(OF_7B, (1, 16, 32, 64, 128, 160, 256))]
 
 
-@pytest.mark.parametrize("case", [*BY_ROWS, *BY_SHAPE, *BY_CONFIG, *BY_7B_SHAPE], ids=str)
+@pytest.mark.parametrize("case", [*BY_ROWS, *BY_SHAPE, *BY_CONFIG, *BY_TILE, *BY_7B_SHAPE], ids=str)
 def test_products_equal_those_with_the_dequantized_weights(case: Problem) -> None:
     case.check()
 

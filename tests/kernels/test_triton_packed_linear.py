@@ -1,12 +1,14 @@
 # ruff: noqa: E402
-"""Products with packed weights: interpreted checks, packing, the assembly that expands codes, compiled for every card, settings."""
+"""Products with packed weights: interpreted checks, packing, the assembly that expands codes, compiled for every card."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from pagedcore_kernels.packed_weights import PackedWeights, pack_weights, unpack_weights
+from pagedcore_kernels.packed_weights import pack_weights, unpack_weights
 from pagedcore_kernels.reference.packed_linear import dequantize as reference_dequantize
 from support.linear_problems import random_codes, random_packed
 from support.ptx import pair, run_ptx, single, unpair
@@ -15,25 +17,15 @@ from support.triton_interpreter import needs_triton, run_interpreted
 pytestmark = needs_triton
 pytest.importorskip("triton")
 
-from pagedcore_kernels.triton_ops import packed_settings
-from pagedcore_kernels.triton_ops.attention_common import Card
 from pagedcore_kernels.triton_ops.code_expansion import expand_less_zero, expand_raw, expand_scaled
 from pagedcore_kernels.triton_ops.dequantize import dequantize
 from pagedcore_kernels.triton_ops.packed_linear import packed_linear
-from pagedcore_kernels.triton_ops.packed_settings import (
-    FewRowsConfig,
-    ManyRowsConfig,
-    choose_packed_config,
-    config_by_rule,
-    multiplies_packed,
-)
-from pagedcore_kernels.triton_ops.split_k import MAX_PARTIALS
+from pagedcore_kernels.triton_ops.packed_settings import LARGE_TILES, ROW_BUCKETS, FewRowsConfig, ManyRowsConfig
 from pagedcore_kernels.triton_ops.take_columns import take_columns
 from support.triton_compile import CAPABILITIES, Compiled, assembler_report, compile_op
 
-H200, SMALL = Card(90, 132), Card(86, 82)
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-MAX_STACK_BYTES = 32
+MAX_STACK_BYTES = 64
 """A few registers of a thread may be spilled where their number is limited so that more programs fit."""
 HALF_TYPES = [torch.float16, torch.bfloat16]
 
@@ -257,16 +249,28 @@ def test_products_on_hopper_are_not_serialized_by_the_assembler(num_rows: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", packed_settings._SM90)
-def test_measured_configurations_compile(sizes: tuple[int, int]) -> None:
-    in_features, out_features = sizes
-    for num_rows in (8, 16, 32, 64, 128, 192, 256):
-        words = torch.empty(out_features // 64, in_features // 256, 64, 64, dtype=torch.int16)
-        packed = PackedWeights(words, torch.empty(in_features // 128, out_features), out_features, in_features, 128, 8)
-        x, out = torch.empty(num_rows, in_features).half(), torch.empty(num_rows, out_features).half()
-        compiled = compile_op(lambda x=x, packed=packed, out=out: packed_linear(x, packed, out=out), 90)
-        assert_fits(compiled, 90)
-        assert all("serialized" not in assembler_report(kernel.ptx) for kernel in compiled)
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("bits", LARGE_TILES)
+def test_tiles_compile_and_run_as_many_at_once_as_they_say(bits: int, dtype: torch.dtype, capability: int) -> None:
+    """On an H200, in one of the two types at least: they differ by a few registers."""
+    packed = random_packed(1024, 1024, 128, uniform=dtype == torch.float16, bits=bits)
+    for most_rows, tiles in zip(ROW_BUCKETS, LARGE_TILES[bits], strict=False):
+        x, out = torch.empty(most_rows, 1024, dtype=dtype), torch.empty(most_rows, 1024, dtype=dtype)
+        for tile in tiles:
+            config = replace(tile.config, splits=2)
+            (kernel,) = compile_op(lambda x=x, out=out, config=config: packed_linear(x, packed, out=out, config=config), capability)
+            assert_fits([kernel], capability)
+            if capability == 90:
+                assert "serialized" not in assembler_report(kernel.ptx)
+                assert abs(programs_at_once(kernel, config.num_warps) - tile.programs_at_once) <= 1, config
+
+
+def programs_at_once(kernel: Compiled, num_warps: int) -> int:
+    """On a multiprocessor of sm_90, by its registers, which come in eights, and shared memory, of which each program costs 1 KiB more."""
+    num_threads = 32 * num_warps
+    registers = num_threads * -(-kernel.num_registers // 8) * 8
+    return min(65536 // registers, 228 * 1024 // (kernel.shared_bytes + 1024), 2048 // num_threads)
 
 
 def test_expansion_compiles() -> None:
@@ -280,67 +284,6 @@ def test_expansion_compiles() -> None:
 def test_taking_columns_compiles(capability: int) -> None:
     x, order = torch.empty(2, 4096).half(), torch.arange(4096).int()
     assert_fits(compile_op(lambda: take_columns(x, order), capability), capability)
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def matrix(in_features: int, out_features: int, bits: int = 4) -> PackedWeights:
-    """Without contents, for settings."""
-    words = torch.empty(out_features // 64, in_features * bits // 1024, 64, 64, dtype=torch.int16, device="meta")
-    scales = torch.empty(in_features // 128, out_features, device="meta")
-    return PackedWeights(words, scales, out_features, in_features, 128, 1 << (bits - 1), bits)
-
-
-def test_few_rows_and_many_have_kernels_of_their_own() -> None:
-    for card in (H200, SMALL):
-        for sizes in ((4096, 4096), (4096, 6144)):
-            chosen = [choose_packed_config(rows, matrix(*sizes), card) for rows in (1, 16, 17, 256)]
-            assert [type(config) for config in chosen] == [FewRowsConfig, FewRowsConfig, ManyRowsConfig, ManyRowsConfig]
-
-
-def test_measured_shapes_take_what_was_fastest_in_each_range_of_rows() -> None:
-    table = packed_settings._SM90[4096, 22016]
-    for column, (fewest, most) in enumerate([(1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 192), (193, 256)]):
-        assert choose_packed_config(fewest, matrix(4096, 22016), H200) == table[column]
-        assert choose_packed_config(most, matrix(4096, 22016), H200) == table[column]
-
-
-@pytest.mark.parametrize("num_rows", [1, 16, 32, 64, 128, 256])
-def test_cards_and_bits_that_nobody_measured_are_set_by_rule(num_rows: int) -> None:
-    for weights, card in ((matrix(4096, 22016), SMALL), (matrix(4096, 22016, 8), H200), (matrix(4096, 6144), H200)):
-        assert choose_packed_config(num_rows, weights, card) == config_by_rule(num_rows, weights, card)
-
-
-def test_measured_configurations_fit_their_column_and_the_workspace() -> None:
-    for (in_features, out_features), configs in packed_settings._SM90.items():
-        for most_rows, config in zip((8, 16, 32, 64, 128, 192, 256), configs, strict=True):
-            assert isinstance(config, FewRowsConfig) == (most_rows <= 16)
-            assert config.splits == 1 or config.splits * most_rows * out_features <= MAX_PARTIALS
-            assert config.splits <= in_features // 256
-            assert out_features % config.block_n == 0
-
-
-def test_the_rule_fills_the_card_once_where_splits_allow_it() -> None:
-    chosen = [config_by_rule(8, matrix(4096, out_features), H200).splits for out_features in (1024, 4096, 8192, 14336, 28672)]
-    assert chosen == [8, 8, 4, 4, 2]
-
-
-def test_wide_matrices_take_wide_tiles_for_64_rows() -> None:
-    assert config_by_rule(64, matrix(4096, 4096), H200).block_n == 64
-    assert config_by_rule(64, matrix(4096, 28672), H200).block_n == 128
-
-
-def test_the_rule_splits_no_more_than_there_are_blocks_and_space_for_parts() -> None:
-    assert config_by_rule(1, matrix(256, 64), H200).splits == 1
-    assert config_by_rule(1, matrix(512, 64), H200).splits == 2
-    assert MAX_PARTIALS < 128 * 22016 * 2
-    assert config_by_rule(128, matrix(4096, 22016), H200).splits == 1
-
-
-def test_very_many_rows_are_multiplied_with_a_plain_copy() -> None:
-    assert multiplies_packed(256)
-    assert not multiplies_packed(257)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

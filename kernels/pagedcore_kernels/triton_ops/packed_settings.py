@@ -1,8 +1,12 @@
-"""How products with packed weights are launched: what was fastest where it was measured, a rule elsewhere."""
+"""How products with packed weights are launched: with what would take the least time, by the times that tiles were measured to take."""
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
 
 import triton
 
@@ -46,67 +50,115 @@ PackedConfig = FewRowsConfig | ManyRowsConfig
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
+class Tile:
     """A configuration without its splits, and what a program costs with it."""
 
     config: PackedConfig
     programs_at_once: int
     """On one multiprocessor."""
-    block_us: float = 1.0
-    """Time that a program takes for 256 inputs; of tiles that are not compared with others only the ratio to `other_us` counts."""
+    alone_us: float = 1.0
+    """Time that a program takes for 256 inputs on a multiprocessor of its own. Of tiles that are not compared with others only the ratios
+    of these times count.
+    """
+    shared_us: float = 0.0
+    """What each program that shares the multiprocessor adds to that time, where they take longer than one alone."""
     other_us: float = 2.0
     """Its start and end."""
     split_us: float = 0.0
     """What the end takes longer where a part is stored and added."""
 
+    def round_us(self, num_inputs: int, num_sharing: int, *, is_split: bool) -> float:
+        """Time of `num_sharing` programs on one multiprocessor, each of `num_inputs` inputs."""
+        ends_us = self.other_us + (self.split_us if is_split else 0.0)
+        return max(self.alone_us, self.shared_us * num_sharing) * num_inputs / 256 + ends_us
+
+
+class ProductSize(NamedTuple):
+    """What a choice depends on beside the bits and the card."""
+
+    num_rows: int
+    out_features: int
+    num_blocks: int
+    block_size: int
+
 
 _FEW, _MANY = FewRowsConfig, ManyRowsConfig
-_BUCKETS = (8, 16, 32, 64, 128, 192)
-"""The most rows of all columns of the table below but the last."""
+ROW_BUCKETS = (8, 16, 32, 64, 128, 192, 256)
+"""All rows of a bucket are multiplied as its most rows are, so that warm-up meets every kernel."""
 
-# (in, out) -> the fastest for up to 8, 16, 32, 64, 128, 192 and more rows: 4 bits, groups of 128, float16, on an H200.
-_SM90: dict[tuple[int, int], tuple[PackedConfig, ...]] = {
-    (4096, 4096): (
-        _FEW(64, 2, 5, splits=4), _FEW(128, 8, 3, splits=4, block_m=16), _MANY(32, 64, 64, 4, splits=4),
-        _MANY(64, 64, 64, 4, 4, splits=2), _MANY(64, 64, 64, 4, splits=2), _MANY(64, 64, 64, 4, 2, splits=2), _MANY(64, 64, 64, 4),
+# Bits -> what is chosen from for up to 8, 16, 32, 64 and more rows. The times are an H200's, of groups of 128: those with which choices
+# for 19 matrices come closest to the fastest that was measured (`bench.kernels.w4_fit`; `bench.kernels.w4_results` says how close).
+LARGE_TILES: dict[int, tuple[tuple[Tile, ...], ...]] = {
+    4: (
+        (
+            Tile(_FEW(64, 2), 7, 0.95, 0.29, 3.59, 0.39),
+            Tile(_FEW(64, 2, 5), 3, 0.76, 0.33, 0.66, 2.05),
+            Tile(_FEW(128, 4), 3, 1.2, 0.01, 3.48, 0.58),
+            Tile(_FEW(128, 2), 4, 1.54, 0.42, 3.1, 1.43),
+        ),
+        (
+            Tile(_FEW(64, 2, 4), 4, 1.13, 0.09, 3.19, 0.92),
+            Tile(_FEW(64, 2, 5), 3, 0.96, 0.4, 0.62, 2.08),
+            Tile(_FEW(64, 2, max_registers=168, block_m=16), 6, 1.45, 0.27, 5.18, 0.29),
+            Tile(_FEW(128, 2), 4, 1.9, 0.52, 6.54, 0.56),
+        ),
+        (
+            Tile(_MANY(32, 64, 64, 4), 3, 1.26, 0.44, 1.95, 2.12),
+            Tile(_MANY(32, 64, 64, 4, 4), 2, 0.89, 0.49, 2.51, 1.42),
+            Tile(_MANY(32, 128, 64, 4), 2, 1.2, 0.73, 2.88, 3.08),
+        ),
+        (
+            Tile(_MANY(64, 64, 64, 4, 2), 3, 1.81, 0.69, 1.33, 4.16),
+            Tile(_MANY(64, 64, 64, 4), 2, 1.03, 0.62, 2.61, 2.88),
+            Tile(_MANY(64, 64, 64, 4, 4), 1, 0.89, 0.71, 1.26, 2.06),
+            Tile(_MANY(64, 128, 64, 4, 2), 2, 1.99, 1.24, 1.78, 6.21),
+        ),
+        (
+            Tile(_MANY(64, 64, 64, 4, 2), 3, 1.43, 0.69, 2.76, 1.56),
+            Tile(_MANY(64, 64, 64, 4), 2, 1.09, 0.67, 1.42, 2.45),
+            Tile(_MANY(64, 128, 32, 4), 3, 2.86, 1.22, 3.28, 2.98),
+            Tile(_MANY(128, 64, 32, 4, 2), 3, 3.24, 1.23, 2.52, 5.23),
+            Tile(_MANY(128, 256, 32), 1, 3.4, 0.05, 10.82, 10.62),
+        ),
     ),
-    (4096, 12288): (
-        _FEW(64, 2, splits=4), _FEW(64, 4, splits=2, block_m=16), _MANY(32, 64, 64, 4, splits=2),
-        _MANY(64, 64, 64, 4, 2, splits=2), _MANY(64, 128, 32, 4, splits=2), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4),
+    8: (
+        (
+            Tile(_FEW(64, 2), 9, 1.65, 0.62, 1.03, 2.74),
+            Tile(_FEW(128, 4), 4, 1.98, 0.93, 4.03, 1.01),
+        ),
+        (
+            Tile(_FEW(128, 8, block_m=16), 2, 1.48, 0.96, 1.57, 2.24),
+            Tile(_MANY(16, 128, 64, 4), 3, 2.09, 0.94, 1.95, 2.49),
+        ),
+        (
+            Tile(_MANY(32, 64, 64, 4, 4), 3, 1.41, 0.54, 2.68, 1.92),
+            Tile(_MANY(32, 128, 64, 4), 3, 1.14, 0.9, 9.21, 2.33),
+            Tile(_MANY(32, 128, 64), 2, 1.73, 1.05, 1.93, 3.61),
+        ),
+        (
+            Tile(_MANY(64, 64, 64, 4), 3, 1.73, 0.69, 1.81, 4.5),
+            Tile(_MANY(64, 64, 64, 4, 4), 2, 1.32, 0.75, 2.34, 2.63),
+        ),
+        (
+            Tile(_MANY(64, 64, 64, 4), 3, 1.63, 0.72, 0.78, 2.16),
+            Tile(_MANY(128, 64, 64, 4), 2, 1.6, 0.93, 5.28, 4.12),
+            Tile(_MANY(128, 128, 32, 4), 2, 3.27, 0.05, 9.88, 7.69),
+        ),
     ),
-    (4096, 22016): (
-        _FEW(64, 2, splits=2), _FEW(64, 2, splits=2, max_registers=200, block_m=16), _MANY(32, 64, 64, 4),
-        _MANY(64, 128, 32, 4, splits=2), _MANY(64, 128, 32, 4), _MANY(64, 128, 32, 4), _MANY(128, 64, 32, 4, 2),
-    ),
-    (11008, 4096): (
-        _FEW(64, 2, 5, splits=4), _FEW(128, 8, 3, splits=4, block_m=16), _MANY(32, 64, 64, 4, splits=4),
-        _MANY(64, 64, 64, 4, splits=4), _MANY(64, 64, 64, 4, splits=2), _MANY(64, 128, 32, 4, splits=4), _MANY(128, 64, 64, 4),
-    ),
-}  # fmt: skip
-
-# What the rule chooses from for up to 8, 16, 32, 64, 128 and more rows, with times as on an H200. Cards with 99 KiB
-# of shared memory for a program get smaller tiles.
-_LARGE_TILES: tuple[tuple[_Tile, ...], ...] = (
-    (_Tile(_FEW(64, 2), 7, 1.4, 3.5),),
-    (_Tile(_FEW(64, 4, block_m=16), 3, 1.0, 4.0),),
-    (_Tile(_MANY(32, 64, 64, 4), 3, 1.1, 5.0),),
-    (_Tile(_MANY(64, 64, 32, 4, 4), 2, 1.6, 7.0), _Tile(_MANY(64, 128, 32, 4), 3, 2.6, 12.0)),
-    (_Tile(_MANY(64, 128, 32), 2, 2.3, 4.0, 4.0),),
-    (_Tile(_MANY(64, 128, 32), 2, 2.3, 4.0, 4.0), _Tile(_MANY(128, 64, 32, 4, 2), 3, 3.2, 4.0, 10.0)),
+}
+# Cards with 99 KiB of shared memory for a program get smaller tiles, which nobody measured.
+_SMALL_TILES: tuple[tuple[Tile, ...], ...] = (
+    (Tile(_FEW(64, 2), 3),),
+    (Tile(_FEW(64, 2, max_registers=168), 2),),
+    (Tile(_MANY(32, 64, 32, 4), 2, split_us=2.0),),
+    (Tile(_MANY(64, 64, 32, 4, 2), 2, split_us=4.0),),
+    (Tile(_MANY(64, 128, 32, 8, 2), 1, split_us=8.0),),
 )
-_SMALL_TILES: tuple[tuple[_Tile, ...], ...] = (
-    (_Tile(_FEW(64, 2), 3),),
-    (_Tile(_FEW(64, 2, max_registers=168), 2),),
-    (_Tile(_MANY(32, 64, 32, 4), 2, split_us=2.0),),
-    (_Tile(_MANY(64, 64, 32, 4, 2), 2, split_us=4.0),),
-    (_Tile(_MANY(64, 128, 32, 8, 2), 1, split_us=8.0),),
-    (_Tile(_MANY(64, 128, 32, 8, 2), 1, split_us=8.0),),
-)
-_SPLITS = (1, 2, 3, 4, 8)
+SPLITS = (1, 2, 3, 4, 6, 8)
 
 _MAX_PACKED_ROWS = 256
-"""Above, the weights are written out and multiplied by torch. On an H200 that took 20 to 30 % longer at 256 rows for three of the four
-measured shapes, and 3 % less for 4096 x 4096; a third tile of 128 rows turns it round for all of them."""
+"""Above, the weights are written out and multiplied by torch. On an H200 that took 13 to 38 % longer at 256 rows for four shapes of 4 bits
+in float16, and 4 to 27 % in bfloat16; a third tile of 128 rows turns it round for all of them."""
 
 
 def multiplies_packed(num_rows: int) -> bool:
@@ -115,35 +167,34 @@ def multiplies_packed(num_rows: int) -> bool:
 
 
 def choose_packed_config(num_rows: int, packed: PackedWeights, card: Card) -> PackedConfig:
-    """The configuration for a product of `num_rows` rows on `card`: from measurements where there are some, else by rule."""
-    sizes = (packed.in_features, packed.out_features)
-    if card.capability == 90 and packed.bits == 4 and packed.slice_size == 64 and sizes in _SM90:
-        return _SM90[sizes][_bucket(num_rows)]
-    return config_by_rule(num_rows, packed, card)
+    """The configuration for a product of up to 256 rows on `card`: the tile and the number of splits that would take the least time."""
+    most_rows = ROW_BUCKETS[bisect_left(ROW_BUCKETS, num_rows)]
+    return _choose(ProductSize(most_rows, packed.out_features, packed.num_blocks, packed.block_size), packed.bits, card)
 
 
-def config_by_rule(num_rows: int, packed: PackedWeights, card: Card) -> PackedConfig:
-    """The tile and the number of splits that would take the least time: rounds of programs times what one program takes."""
-    buckets = _SMALL_TILES if card.shared_bytes < 128 << 10 else _LARGE_TILES
-    tiles = buckets[min(_bucket(num_rows), len(buckets) - 1)]
-    most_splits = max(1, MAX_PARTIALS // (num_rows * packed.out_features))
-    choices = [(tile, splits) for tile in tiles for splits in _SPLITS if splits <= most_splits]
-
-    def cost(choice: tuple[_Tile, int]) -> float:
-        tile, splits = choice
-        rounds = triton.cdiv(_num_programs(tile.config, num_rows, packed) * splits, tile.programs_at_once * card.num_multiprocessors)
-        inputs = triton.cdiv(packed.num_blocks, splits) * packed.block_size
-        return rounds * (inputs / 256 * tile.block_us + tile.other_us + (tile.split_us if splits > 1 else 0))
-
-    tile, splits = min(choices, key=cost)
+@functools.cache
+def _choose(size: ProductSize, bits: int, card: Card) -> PackedConfig:
+    tiles = _SMALL_TILES if card.shared_bytes < 128 << 10 else LARGE_TILES[bits]
+    choices = product(tiles_of(tiles, size.num_rows), [splits for splits in SPLITS if splits <= most_splits(size)])
+    tile, splits = min(choices, key=lambda choice: product_us(choice[0], choice[1], size, card))
     return replace(tile.config, splits=splits)
 
 
-def _num_programs(config: PackedConfig, num_rows: int, packed: PackedWeights) -> int:
-    """Of one split."""
-    row_tiles = triton.cdiv(num_rows, config.block_m) if isinstance(config, ManyRowsConfig) else 1
-    return triton.cdiv(packed.out_features, config.block_n) * row_tiles
+def tiles_of(tiles: tuple[tuple[Tile, ...], ...], num_rows: int) -> tuple[Tile, ...]:
+    """Those for so many rows: the last for all above 64."""
+    return tiles[min(bisect_left(ROW_BUCKETS, num_rows), len(tiles) - 1)]
 
 
-def _bucket(num_rows: int) -> int:
-    return next((index for index, most in enumerate(_BUCKETS) if num_rows <= most), len(_BUCKETS))
+def most_splits(size: ProductSize) -> int:
+    """As many as there is space for their parts."""
+    return max(1, MAX_PARTIALS // (size.num_rows * size.out_features))
+
+
+def product_us(tile: Tile, splits: int, size: ProductSize, card: Card) -> float:
+    """Rounds of programs times what one takes; those of the last round share a multiprocessor with fewer."""
+    row_tiles = triton.cdiv(size.num_rows, tile.config.block_m) if isinstance(tile.config, ManyRowsConfig) else 1
+    num_programs = triton.cdiv(size.out_features, tile.config.block_n) * row_tiles * splits
+    full_rounds, rest = divmod(num_programs, tile.programs_at_once * card.num_multiprocessors)
+    sharing = [tile.programs_at_once] * full_rounds + [triton.cdiv(rest, card.num_multiprocessors)] * (rest > 0)
+    num_inputs = triton.cdiv(size.num_blocks, splits) * size.block_size
+    return sum(tile.round_us(num_inputs, num_sharing, is_split=splits > 1) for num_sharing in sharing)
