@@ -101,7 +101,7 @@ class Problem:
     def chosen(self, rows: int) -> Way:
         if not multiplies_packed(rows):
             return EXPANDED
-        return choose_packed_config(rows, self.copies[0], card_of(torch.device("cuda", 0)))
+        return choose_packed_config(rows, self.copies[0], self.dtype, card_of(torch.device("cuda", 0)))
 
     def ways(self, rows: int) -> Iterator[Way]:
         """What a sweep tries: tiles, with the numbers of splits that fill the card once or twice and whose parts have space."""
@@ -120,7 +120,8 @@ def tiles_for(rows: int) -> list[PackedConfig]:
         narrow = [_FEW(64, 2), _FEW(64, 2, 4), _FEW(64, 2, 5), _FEW(64, 2, max_registers=128)]
         return [*narrow, _FEW(128, 4), _FEW(128, 2)]
     if rows <= 16:
-        narrow = [_FEW(64, 2, max_registers=168), _FEW(64, 2, max_registers=168, block_m=16), _FEW(64, 2, 4), _FEW(64, 2, 5)]
+        limited = [_FEW(64, 2, max_registers=168), *(_FEW(64, 2, max_registers=most, block_m=16) for most in (168, 200))]
+        narrow = [*limited, _FEW(64, 2, 4), _FEW(64, 2, 5)]
         wide = [_FEW(128, 4, max_registers=168), _FEW(128, 2), _FEW(256, 4)]
         whole = [_MANY(16, *tile) for tile in ((64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 4, 3), (128, 64, 8, 3))]
         return [*narrow, *wide, *(_FEW(*tile, block_m=16) for tile in ((64, 4), (128, 4), (128, 8))), *whole]

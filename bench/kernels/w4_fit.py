@@ -20,6 +20,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from tqdm import trange
 
 from bench.kernels.w4_results import H200, KEPT, Place, matrix, read, tile_name
@@ -53,6 +54,7 @@ def score(tiles: list[Tile], places: list[Place]) -> Score:
         predicted = {
             (tile_name(tile.config), splits): product_us(tile, splits, size, H200)
             for tile in tiles
+            if tile.dtype in (None, getattr(torch, place.dtype))
             for splits in SPLITS
             if splits <= most_splits(size) and (tile_name(tile.config), splits) in place.us
         }

@@ -60,7 +60,7 @@ class Place:
     @property
     def chosen_us(self) -> float | None:
         """None where the choice was not tried."""
-        config = choose_packed_config(self.rows, matrix(self.in_features, self.out_features, self.bits), H200)
+        config = choose_packed_config(self.rows, matrix(self.in_features, self.out_features, self.bits), getattr(torch, self.dtype), H200)
         return self.us.get((tile_name(config), config.splits))
 
     def __str__(self) -> str:

@@ -130,6 +130,7 @@ BY_TILE = [
     for bits, buckets in LARGE_TILES.items()
     for most_rows, tiles in zip(ROW_BUCKETS, buckets, strict=False)
     for tile, (dtype, uniform) in product(tiles, ((FLOAT16, True), (BFLOAT16, False)))
+    if tile.dtype in (None, dtype)
 ]
 OF_7B = [(4096, 4096, 128), (4096, 11008, 128), (22016, 4096, 128), (12288, 4096, 128)]
 BY_7B_SHAPE = [Problem(rows, shape, FLOAT16, uniform=True) for shape, rows in product(OF_7B, (1, 16, 32, 64, 128, 160, 256))]

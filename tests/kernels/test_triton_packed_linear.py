@@ -253,11 +253,11 @@ def test_products_on_hopper_are_not_serialized_by_the_assembler(num_rows: int) -
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("bits", LARGE_TILES)
 def test_tiles_compile_and_run_as_many_at_once_as_they_say(bits: int, dtype: torch.dtype, capability: int) -> None:
-    """On an H200, in one of the two types at least: they differ by a few registers."""
+    """On an H200, but for one: the types differ by a few registers."""
     packed = random_packed(1024, 1024, 128, uniform=dtype == torch.float16, bits=bits)
     for most_rows, tiles in zip(ROW_BUCKETS, LARGE_TILES[bits], strict=False):
         x, out = torch.empty(most_rows, 1024, dtype=dtype), torch.empty(most_rows, 1024, dtype=dtype)
-        for tile in tiles:
+        for tile in (tile for tile in tiles if tile.dtype in (None, dtype)):
             config = replace(tile.config, splits=2)
             (kernel,) = compile_op(lambda x=x, out=out, config=config: packed_linear(x, packed, out=out, config=config), capability)
             assert_fits([kernel], capability)

@@ -41,7 +41,7 @@ def packed_linear(
     result = make_product(x, packed.out_features, out)
     card = card_of(x.device)
     space = workspace or split_k_workspace(x.device)
-    chosen = config or choose_packed_config(x.shape[0], packed, card)
+    chosen = config or choose_packed_config(x.shape[0], packed, x.dtype, card)
     if isinstance(chosen, FewRowsConfig):
         _check_few(x)
         multiply_few_rows(chosen, x, packed, bias, result, space, pdl=card.has_dependent_launch)

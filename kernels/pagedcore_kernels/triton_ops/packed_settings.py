@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
+import torch
 import triton
 
 from pagedcore_kernels.packed_weights import PackedWeights
@@ -66,6 +67,8 @@ class Tile:
     """Its start and end."""
     split_us: float = 0.0
     """What the end takes longer where a part is stored and added."""
+    dtype: torch.dtype | None = None
+    """Of x, where the tile is for one type alone."""
 
     def round_us(self, num_inputs: int, num_sharing: int, *, is_split: bool) -> float:
         """Time of `num_sharing` programs on one multiprocessor, each of `num_inputs` inputs."""
@@ -99,7 +102,8 @@ LARGE_TILES: dict[int, tuple[tuple[Tile, ...], ...]] = {
         (
             Tile(_FEW(64, 2, 4), 4, 1.13, 0.09, 3.19, 0.92),
             Tile(_FEW(64, 2, 5), 3, 0.96, 0.4, 0.62, 2.08),
-            Tile(_FEW(64, 2, max_registers=168, block_m=16), 6, 1.45, 0.27, 5.18, 0.29),
+            Tile(_FEW(64, 2, max_registers=168, block_m=16), 6, 1.45, 0.27, 5.18, 0.29, torch.bfloat16),
+            Tile(_FEW(64, 2, max_registers=200, block_m=16), 6, 1.4, 0.27, 5.1, 0.28, torch.float16),
             Tile(_FEW(128, 2), 4, 1.9, 0.52, 6.54, 0.56),
         ),
         (
@@ -166,16 +170,17 @@ def multiplies_packed(num_rows: int) -> bool:
     return num_rows <= _MAX_PACKED_ROWS
 
 
-def choose_packed_config(num_rows: int, packed: PackedWeights, card: Card) -> PackedConfig:
-    """The configuration for a product of up to 256 rows on `card`: the tile and the number of splits that would take the least time."""
+def choose_packed_config(num_rows: int, packed: PackedWeights, dtype: torch.dtype, card: Card) -> PackedConfig:
+    """The configuration for a product of up to 256 rows of `dtype` on `card`: the tile and the splits that would take the least time."""
     most_rows = ROW_BUCKETS[bisect_left(ROW_BUCKETS, num_rows)]
-    return _choose(ProductSize(most_rows, packed.out_features, packed.num_blocks, packed.block_size), packed.bits, card)
+    return _choose(ProductSize(most_rows, packed.out_features, packed.num_blocks, packed.block_size), packed.bits, dtype, card)
 
 
 @functools.cache
-def _choose(size: ProductSize, bits: int, card: Card) -> PackedConfig:
-    tiles = _SMALL_TILES if card.shared_bytes < 128 << 10 else LARGE_TILES[bits]
-    choices = product(tiles_of(tiles, size.num_rows), [splits for splits in SPLITS if splits <= most_splits(size)])
+def _choose(size: ProductSize, bits: int, dtype: torch.dtype, card: Card) -> PackedConfig:
+    bucket = tiles_of(_SMALL_TILES if card.shared_bytes < 128 << 10 else LARGE_TILES[bits], size.num_rows)
+    tiles = [tile for tile in bucket if tile.dtype in (None, dtype)]
+    choices = product(tiles, [splits for splits in SPLITS if splits <= most_splits(size)])
     tile, splits = min(choices, key=lambda choice: product_us(choice[0], choice[1], size, card))
     return replace(tile.config, splits=splits)
 
