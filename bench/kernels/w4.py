@@ -24,7 +24,7 @@ import triton
 from torch import Tensor
 
 from bench.kernels.linear import MAX_RELATIVE_ERROR, READ_BYTES_PER_S, ROTATED_BYTES, relative_error, time_replays
-from bench.kernels.w4_results import Measured, append, tile_name
+from bench.kernels.w4_results import EXPANDED, GROUP_SIZE, Measured, append, tile_name
 from pagedcore_kernels.dispatch import linear
 from pagedcore_kernels.packed_weights import PackedWeights
 from pagedcore_kernels.triton_ops.attention_common import card_of
@@ -42,9 +42,6 @@ from pagedcore_kernels.triton_ops.split_k import MAX_PARTIALS
 
 SHAPES = ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 160, 256)
-GROUP_SIZE = 128
-EXPANDED = "expanded"
-"""In place of a configuration: the weights written out, then torch's product."""
 
 MIN_PROGRAMS = 80
 
@@ -175,8 +172,8 @@ def attempt(problem: Problem, x: Tensor, expected: Tensor, way: Way, plain_us: f
     except (RuntimeError, triton.runtime.errors.OutOfResources) as refused:
         print(f"{sizes} {way}: {str(refused).splitlines()[0][:160]}")
         return None
-    tile, splits = ("expanded", 1) if isinstance(way, str) else (tile_name(way), way.splits)
-    measured = Measured(problem.bits, str(x.dtype).removeprefix("torch."), *sizes, tile, splits, us, plain_us)
+    tile, splits = (EXPANDED, 1) if isinstance(way, str) else (tile_name(way), way.splits)
+    measured = Measured(problem.bits, str(x.dtype).removeprefix("torch."), problem.asymmetric, *sizes, tile, splits, us, plain_us)
     return Line(measured, repr(way), problem.read_bytes / READ_BYTES_PER_S * 1e6, is_chosen)
 
 

@@ -17,14 +17,25 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from tqdm import trange
+from rich.progress import track
 
 from bench.kernels.w4_results import H200, KEPT, Place, matrix, read, tile_name
-from pagedcore_kernels.triton_ops.packed_settings import LARGE_TILES, SPLITS, ProductSize, Tile, most_splits, product_us, tiles_of
+from pagedcore_kernels.triton_ops.packed_settings import (
+    LARGE_TILES,
+    SPLITS,
+    FewRowsConfig,
+    ManyRowsConfig,
+    ProductSize,
+    Tile,
+    bucket_of,
+    most_splits,
+    product_us,
+    tiles_of,
+)
 
 TIMES = ("alone_us", "shared_us", "other_us", "split_us")
 WORST_WEIGHT = 0.3
@@ -50,7 +61,7 @@ def score(tiles: list[Tile], places: list[Place]) -> Score:
     ratios, errors = [], []
     for place in places:
         packed = matrix(place.in_features, place.out_features, place.bits)
-        size = ProductSize(place.rows, place.out_features, packed.num_blocks, packed.block_size)
+        size = ProductSize(bucket_of(place.rows), place.out_features, packed.num_blocks, packed.block_size)
         predicted = {
             (tile_name(tile.config), splits): product_us(tile, splits, size, H200)
             for tile in tiles
@@ -65,10 +76,10 @@ def score(tiles: list[Tile], places: list[Place]) -> Score:
 
 
 def fit(tiles: list[Tile], places: list[Place], num_steps: int, name: str) -> tuple[list[Tile], Score]:
-    """Raises ValueError where a place has none of the tiles."""
+    """`tiles` with the times that were found, and how well they choose. Each place must have one of the tiles."""
     draw = random.Random(0)
     best = score(tiles, places)
-    for _ in trange(num_steps, desc=name, leave=False):
+    for _ in track(range(num_steps), name, transient=True):
         changed = list(tiles)
         for _ in range(draw.choice((1, 1, 2, 3))):
             index, name_of_time = draw.randrange(len(tiles)), draw.choice(TIMES)
@@ -87,13 +98,26 @@ def main() -> None:
     arguments = parser.parse_args()
     buckets: dict[tuple[int, tuple[Tile, ...]], list[Place]] = defaultdict(list)
     for place in read(*arguments.files):
-        buckets[place.bits, tiles_of(LARGE_TILES[place.bits], place.rows)].append(place)
+        tiles = tiles_of(LARGE_TILES[place.bits], place.rows)
+        if {tile_name(tile.config) for tile in tiles} & {name for name, _ in place.us}:
+            buckets[place.bits, tiles].append(place)
+        else:
+            print(f"left out, as none of its tiles is in use: {place}")
     for (bits, tiles), places in sorted(buckets.items(), key=lambda item: (item[0][0], item[1][0].rows)):
         name = f"{bits} bits, rows {sorted({place.rows for place in places})}"
         fitted, found = fit(list(tiles), places, arguments.steps, name)
         print(f"{name}: {len(places)} places, mean {found.mean:.3f}, worst {found.worst:.3f}, error {found.error:.3f}")
         for tile in fitted:
-            print(f"    {tile}", flush=True)
+            print(f"    {code_of(tile)},", flush=True)
+
+
+def code_of(tile: Tile) -> str:
+    """As `packed_settings` has it, but for arguments that need not be named there."""
+    default = FewRowsConfig(0) if isinstance(tile.config, FewRowsConfig) else ManyRowsConfig(0, 0, 0)
+    given = [f"{name}={value}" for name, value in asdict(tile.config).items() if value != getattr(default, name)]
+    kind = "_FEW" if isinstance(tile.config, FewRowsConfig) else "_MANY"
+    times = ", ".join(str(getattr(tile, name)) for name in TIMES)
+    return f"Tile({kind}({', '.join(given)}), {tile.programs_at_once}, {times}{'' if tile.dtype is None else f', {tile.dtype}'})"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""`python -m bench.kernels.w4_results [FILE ...]`: what sweeps of `bench.kernels.w4 --sweep --csv FILE` say of the settings' choices.
+"""`python -m bench.kernels.w4_results [FILE ...]`: what sweeps of `bench.kernels.w4 --sweep --csv FILE` say of the choices for an H200.
 
 For each matrix and number of rows: the fastest way that was tried, how much longer the choice takes, and how it stands beside 16 bit; then
-for bits and rows the mean and the worst. Needs no GPU. Without a file: the sweeps on an H200 that are kept here, of each place with the
-tiles in use and the fastest. `bench.kernels.w4_fit` finds the times of tiles with which choices are best.
+for bits and rows the mean and the worst. Needs no GPU. Without a file: the sweeps on H200s that are kept here (torch 2.11, triton 3.6,
+groups of 128), of each place with the tiles in use, the fastest, and the weights written out. `bench.kernels.w4_fit` finds the times of
+tiles with which choices are best.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pagedcore_kernels.triton_ops.packed_settings import FewRowsConfig, PackedCo
 H200 = Card(90, 132)
 KEPT = Path(__file__).parents[1] / "results" / "h200-packed-tiles.csv"
 GROUP_SIZE = 128
+EXPANDED = "expanded"
+"""In place of a tile: the weights written out, then torch's product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Measured:
 
     bits: int
     dtype: str
+    asymmetric: bool
     in_features: int
     out_features: int
     rows: int
@@ -94,29 +98,43 @@ def append(lines: Iterable[Measured], path: Path) -> None:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         if is_new:
             writer.writeheader()
-        writer.writerows({**asdict(line), "us": f"{line.us:.2f}", "plain_us": f"{line.plain_us:.2f}"} for line in lines)
+        writer.writerows(
+            {**asdict(line), "asymmetric": int(line.asymmetric), "us": f"{line.us:.2f}", "plain_us": f"{line.plain_us:.2f}"}
+            for line in lines
+        )
 
 
 def read(*paths: Path) -> list[Place]:
-    """By bits, type, shape and rows. Of several lines for one way the mean counts; of 16 bit the least."""
+    """By bits, type, shape and rows, places with a tile. Of several lines for one way the mean counts, with one zero point for all or of
+    each group alike; of 16 bit the least.
+    """
     lines: dict[tuple[int, str, int, int, int], list[Measured]] = defaultdict(list)
     for path in paths:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 one = measured_of(row)
                 lines[one.bits, one.dtype, one.in_features, one.out_features, one.rows].append(one)
-    return [place_of(lines[key]) for key in sorted(lines)]
+    return [place for key in sorted(lines) if (place := place_of(lines[key])).us]
 
 
 def measured_of(row: dict[str, str]) -> Measured:
     sizes = (int(row["in_features"]), int(row["out_features"]), int(row["rows"]))
-    return Measured(int(row["bits"]), row["dtype"], *sizes, row["tile"], int(row["splits"]), float(row["us"]), float(row["plain_us"]))
+    return Measured(
+        int(row["bits"]),
+        row["dtype"],
+        row["asymmetric"] == "1",
+        *sizes,
+        row["tile"],
+        int(row["splits"]),
+        float(row["us"]),
+        float(row["plain_us"]),
+    )
 
 
 def place_of(lines: list[Measured]) -> Place:
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     for line in lines:
-        if line.tile != "expanded":
+        if line.tile != EXPANDED:
             times[line.tile, line.splits].append(line.us)
     first = lines[0]
     place = Place(first.bits, first.dtype, first.in_features, first.out_features, first.rows, min(line.plain_us for line in lines))

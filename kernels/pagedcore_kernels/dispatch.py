@@ -78,7 +78,7 @@ def packed_linear(x: Tensor, packed: PackedWeights, bias: Tensor | None = None) 
 
 
 def take_columns(x: Tensor, order: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """`x[:, order]`: [M, K], [K] int32 -> [M, K]; `out`, contiguous, if it is given."""
+    """`x[:, order]`: [M, K], [K] int32 -> [M, K]; `out` if it is given, contiguous, of that shape and apart from `x`."""
     if not uses_triton(x):
         return torch.index_select(x, 1, order, out=out)
     from pagedcore_kernels.triton_ops import take_columns as triton_columns

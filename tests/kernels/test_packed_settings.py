@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from bench.kernels.w4_results import H200, KEPT, Place, matrix, read
 from pagedcore_kernels.triton_ops.attention_common import Card
 from pagedcore_kernels.triton_ops.packed_settings import (
+    _SMALL_TILES,
     LARGE_TILES,
     ROW_BUCKETS,
     FewRowsConfig,
@@ -52,10 +53,12 @@ def test_all_choices_were_tried() -> None:
 
 
 def test_choices_are_close_to_the_fastest_that_was_measured() -> None:
-    for key, found in ratios().items():
-        assert statistics.fmean(ratio for ratio, _ in found) < 1.06, key
-        ratio, worst = max(found, key=lambda item: item[0])
-        assert ratio < 1.25, worst
+    found = ratios()
+    assert statistics.fmean(ratio for places in found.values() for ratio, _ in places) < 1.015
+    for key, places in found.items():
+        assert statistics.fmean(ratio for ratio, _ in places) < 1.03, key
+        ratio, worst = max(places, key=lambda item: item[0])
+        assert ratio < 1.18, worst
 
 
 def test_4_bits_are_nowhere_slower_than_16_up_to_64_rows_of_llama_2_7b() -> None:
@@ -75,7 +78,6 @@ def test_4_bits_are_nowhere_slower_than_16_up_to_64_rows_of_llama_2_7b() -> None
 def test_few_rows_and_many_have_kernels_of_their_own(card: Card, bits: int) -> None:
     for sizes in SIZES:
         chosen = [choose_packed_config(rows, matrix(*sizes, bits), torch.float16, card) for rows in (1, 8, 17, 256)]
-        assert isinstance(chosen[0], FewRowsConfig)
         assert [type(config) for config in chosen] == [FewRowsConfig, FewRowsConfig, ManyRowsConfig, ManyRowsConfig]
 
 
@@ -92,7 +94,7 @@ def test_a_tile_for_one_type_is_taken_for_that_type_alone() -> None:
 
 
 def test_tiles_hold_the_rows_they_are_for() -> None:
-    for buckets in LARGE_TILES.values():
+    for buckets in (*LARGE_TILES.values(), _SMALL_TILES):
         for most_rows, tiles in zip(ROW_BUCKETS, buckets, strict=False):
             for tile in tiles:
                 if isinstance(tile.config, FewRowsConfig):
@@ -101,12 +103,14 @@ def test_tiles_hold_the_rows_they_are_for() -> None:
                     assert tile.config.block_m == most_rows
 
 
-def test_parts_of_splits_have_space_and_blocks() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("card", [H200, A100, SMALL], ids=str)
+def test_parts_of_splits_have_space_and_blocks(card: Card, dtype: torch.dtype) -> None:
     for bits in LARGE_TILES:
         for in_features, out_features in (*SIZES, (512, 64), (256, 64)):
             for rows in ROW_BUCKETS:
                 packed = matrix(in_features, out_features, bits)
-                splits = choose_packed_config(rows, packed, torch.bfloat16, H200).splits
+                splits = choose_packed_config(rows, packed, dtype, card).splits
                 assert splits <= packed.num_blocks
                 assert splits == 1 or splits * rows * out_features <= MAX_PARTIALS
 
@@ -128,3 +132,5 @@ def test_a_product_takes_as_long_as_its_rounds() -> None:
 def test_very_many_rows_are_multiplied_with_a_plain_copy() -> None:
     assert multiplies_packed(256)
     assert not multiplies_packed(257)
+    with pytest.raises(ValueError, match="multiplied with packed weights, not 257"):
+        choose_packed_config(257, matrix(4096, 4096), torch.float16, H200)

@@ -25,8 +25,8 @@ from pagedcore_kernels.triton_ops.take_columns import take_columns
 from support.triton_compile import CAPABILITIES, Compiled, assembler_report, compile_op
 
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-MAX_STACK_BYTES = 64
-"""A few registers of a thread may be spilled where their number is limited so that more programs fit."""
+MAX_STACK_BYTES = 80
+"""A few registers of a thread may be spilled: where their number is limited so that more programs fit, and by the largest tiles."""
 HALF_TYPES = [torch.float16, torch.bfloat16]
 
 
@@ -250,11 +250,12 @@ def test_products_on_hopper_are_not_serialized_by_the_assembler(num_rows: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("uniform", [True, False])
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("bits", LARGE_TILES)
-def test_tiles_compile_and_run_as_many_at_once_as_they_say(bits: int, dtype: torch.dtype, capability: int) -> None:
-    """On an H200, but for one: the types differ by a few registers."""
-    packed = random_packed(1024, 1024, 128, uniform=dtype == torch.float16, bits=bits)
+def test_tiles_compile_and_run_as_many_at_once_as_they_say(bits: int, dtype: torch.dtype, uniform: bool, capability: int) -> None:
+    """The number is that of float16 on an H200 with one zero point for all; others take a few registers more or less."""
+    packed = random_packed(1024, 1024, 128, uniform=uniform, bits=bits)
     for most_rows, tiles in zip(ROW_BUCKETS, LARGE_TILES[bits], strict=False):
         x, out = torch.empty(most_rows, 1024, dtype=dtype), torch.empty(most_rows, 1024, dtype=dtype)
         for tile in (tile for tile in tiles if tile.dtype in (None, dtype)):
@@ -263,7 +264,9 @@ def test_tiles_compile_and_run_as_many_at_once_as_they_say(bits: int, dtype: tor
             assert_fits([kernel], capability)
             if capability == 90:
                 assert "serialized" not in assembler_report(kernel.ptx)
-                assert abs(programs_at_once(kernel, config.num_warps) - tile.programs_at_once) <= 1, config
+                wanted = tile.programs_at_once
+                allowed = (wanted,) if dtype == torch.float16 and uniform else (wanted - 1, wanted, wanted + 1)
+                assert programs_at_once(kernel, config.num_warps) in allowed, config
 
 
 def programs_at_once(kernel: Compiled, num_warps: int) -> int:

@@ -139,9 +139,10 @@ def merged_slice(num_sequences: int, head_dim: int) -> int:
 def decodes_to_warm(shape: DecodeShape, card: Card) -> list[tuple[int, int]]:
     """Numbers of sequences, up to the shape's, and longest contexts, up to its own, with which every decode kernel is compiled.
 
-    Calls differ in their tile and in whether a context is split; merging them, in the number of parts and in the slice; both, in how few
-    and many sequences' results may be stored. Each is met with the shortest context that needs it, so that a sliding window which
-    needs it does not hide it. Once there are many, more than programs for which a context is split, nothing changes with their number.
+    Calls differ in their tile and in whether a context is split; merging them, in the number of parts and in the slice. What stores
+    results, merging or the attention of whole contexts, may put those of few sequences in another order, and not those of many. Each is
+    met with the shortest context that needs it, so that a sliding window which needs it does not hide it. Once there are many, more than
+    programs for which a context is split, nothing changes with their number.
     """
     met: dict[tuple[object, ...], tuple[int, int]] = {}
     last_split = MAX_PROGRAMS * card.num_multiprocessors // shape.num_kv_heads

@@ -17,7 +17,8 @@ _FLOAT16_UNIT = 1024.0
 """The same of float16."""
 _SCALE_UNIT = tl.constexpr(2.0**6)
 """Scales of 8-bit codes are multiplied by it before they become float16, and codes divided: one that is not a float16 number loses no bits
-down to 2^-20. A scale of 1024 or more is too large: 64 times it is past the largest float16 number anyway."""
+down to 2^-20. From a scale of 1023.5 on the products are infinite, and not a number where a code is the zero point: 64 codes from that a
+weight is past the largest float16 number anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def expand_weights(
 def _less_zero(scale, x, OFFSET: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
     """-(OFFSET + zero point) in x's type, exactly: above -1024 and -128 the lowest bits of the number are the zero point.
 
-    Of 8-bit codes in float16 alone.
+    In bfloat16 of 4-bit codes alone: a zero point of 8 bits has no place there.
     """
     if ZERO >= 0:
         return tl.full(scale.shape, 0.0 - (OFFSET + ZERO), x.dtype)
