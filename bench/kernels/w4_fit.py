@@ -6,8 +6,8 @@ bucket of rows: begins with the times in use, changes a few at random and keeps 
 - what choices take beside the fastest that was measured: the mean, and 0.3 of the worst,
 - 0.7 of the error of the predicted times, as the root of the mean squared logarithm; slow ways count less.
 
-Prints the tiles as `packed_settings.LARGE_TILES` has them. Needs no GPU; takes minutes. Which tiles to choose from is for who runs it: one
-that is fastest nowhere costs more than it gains.
+Prints the tiles as `packed_settings.LARGE_TILES` has them. Needs no GPU; takes a minute. Which tiles to choose from is for who runs it:
+one that is fastest nowhere costs more than it gains.
 """
 
 from __future__ import annotations

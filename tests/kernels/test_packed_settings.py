@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from support.triton_interpreter import needs_triton
 pytestmark = needs_triton
 pytest.importorskip("triton")
 
+from bench.kernels.w4_fit import code_of, fit, score
 from bench.kernels.w4_results import H200, KEPT, Place, matrix, read
 from pagedcore_kernels.triton_ops.attention_common import Card
 from pagedcore_kernels.triton_ops.packed_settings import (
@@ -68,6 +70,22 @@ def test_4_bits_are_nowhere_slower_than_16_up_to_64_rows_of_llama_2_7b() -> None
     assert {place.rows for place in places} == {8, 16, 32, 64}
     for place in places:
         assert place.chosen_us <= place.plain_us, place
+
+
+def test_a_fit_changes_times_alone_and_only_for_better_choices() -> None:
+    places = [place for place in read(KEPT) if (place.bits, place.rows) == (8, 32)]
+    spoiled = [replace(tile, alone_us=10 * tile.alone_us) if index == 0 else tile for index, tile in enumerate(LARGE_TILES[8][2])]
+    fitted, found = fit(spoiled, places, 300, "test")
+    assert found == score(fitted, places)
+    assert found.total < score(spoiled, places).total - 0.1
+    assert [(tile.config, tile.programs_at_once) for tile in fitted] == [(tile.config, tile.programs_at_once) for tile in spoiled]
+
+
+def test_a_fit_prints_what_the_settings_have() -> None:
+    names = {"_FEW": FewRowsConfig, "_MANY": ManyRowsConfig, "Tile": Tile, "torch": torch}
+    for buckets in LARGE_TILES.values():
+        for tile in (tile for tiles in buckets for tile in tiles):
+            assert eval(code_of(tile), names) == tile  # noqa: S307 - our own text
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
